@@ -13,7 +13,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.app import create as product
-from gateway.auth.bearer import revocations
+from gateway.auth import cors_origins
+from gateway.auth.bearer import access_tokens, api_keys, revocations
+from gateway.auth.federation import issuer_directory
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.tenancy import changes
@@ -35,6 +37,8 @@ def be_patient(patch: pytest.MonkeyPatch) -> None:
     tests of anything but how long that is."""
     for module in (changes, revocations):
         patch.setattr(module, "MAX_STALENESS_S", PATIENCE_S)
+    for module in (access_tokens, api_keys, cors_origins, issuer_directory, revocations):
+        patch.setattr(module, "READ_TIMEOUT_S", PATIENCE_S)
     patch.setattr(changes, "SILENCE_S", PATIENCE_S)
 
 

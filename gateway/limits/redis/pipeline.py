@@ -82,8 +82,11 @@ class Pipeline:
 
     def _on_connected(self, task: asyncio.Task[None]) -> None:
         self._connecting = None
-        if self._wire is None:  # cancelled, or it has said already why not
+        if task.cancelled():
             self._fail(ConnectionAbortedError("the pipeline was closed"))
+        elif (error := task.exception()) is not None:
+            # Of a connection that is closed while it is made redis-py says an AttributeError.
+            self._fail(NotConnected(f"not connected: {error!r}"))
 
     def _fail(self, error: Exception) -> None:
         fail([answer for _, answer in self._queue], error)

@@ -88,7 +88,7 @@ def world(
     book.write_text(BOOK)
     with counting() as server:
         more = CONFIG.replace("URL", server.url)
-        given = {"is_patient": True, "core": core(), "more": more}
+        given = {"core": core(), "more": more}
         with fresh_worker(databases, redis_server_url, folder, **given) as found:
             made = World(found, server)
             # Redis learns of the org before it has used anything: later its limits begin empty.

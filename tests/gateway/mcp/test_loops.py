@@ -111,7 +111,7 @@ def world(
         more = CONFIG.replace("API", shop.url).replace("URL", server.url)
         more = more.replace("SCRATCH", scratch).replace("PYTHON", sys.executable)
         more = more.replace("CODE", SDK_SERVER)
-        given = {"is_patient": True, "core": core(), "more": more}
+        given = {"core": core(), "more": more}
         with fresh_worker(databases, redis_server_url, folder, **given) as worker:
             yield World(worker=worker, shop=shop, server=server)
 

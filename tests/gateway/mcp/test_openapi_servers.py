@@ -70,7 +70,7 @@ def world(
     with selling() as shop, counting() as counted:
         more = CONFIG.replace("API", shop.url).replace("FOLDER", str(folder))
         more = more.replace("COUNTED", counted.url)
-        given = {"is_patient": True, "more": more}
+        given = {"more": more}
         with fresh_worker(databases, redis_server_url, folder, **given) as worker:
             settings = load({"home": folder / "home", "config": folder / "tollgate.toml"}, {})
             yield World(worker, shop, settings)

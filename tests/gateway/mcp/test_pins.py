@@ -97,7 +97,7 @@ def world(
         server.prompts, server.instructions = PROMPTS, f"Use it.{HIDDEN}"
         server.resources = [{"name": "page", "uri": "x://page"}]
         more = CONFIG.replace("URL", server.url).replace("OTHER", other.url)
-        given = {"is_patient": True, "more": more}
+        given = {"more": more}
         with fresh_worker(databases, redis_server_url, folder, **given) as worker:
             database = worker.services.system_db.url.render_as_string(hide_password=False)
             yield World(worker, server, folder, database, redis_server_url)

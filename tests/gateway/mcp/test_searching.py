@@ -47,7 +47,7 @@ def worker(
     folder: Path = tmp_path_factory.mktemp("searching")
     with processes(("fixture_server", "--port", "0", "--era", "2026-07-28")) as (new,):
         more = CONFIG.replace("URL", new.url).replace("MODEL", request.param)
-        with fresh_worker(databases, redis_server_url, folder, is_patient=True, more=more) as found:
+        with fresh_worker(databases, redis_server_url, folder, more=more) as found:
             found.search_model = request.param  # type: ignore[attr-defined]
             yield found
 

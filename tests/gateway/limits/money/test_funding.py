@@ -25,6 +25,7 @@ from billing.reconciliation.checks import check_credits, check_ledger
 from gateway.bookkeeping.spend_reader import PostgresBooks
 from gateway.http_errors.table import RateLimited, to_http_error
 from gateway.ids import uuid7
+from gateway.limits import funding
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.funding import Funding
 from gateway.limits.limiter import Limiter
@@ -108,7 +109,10 @@ class Gateway:
 
 
 @pytest.fixture
-async def gateways(db: AsyncEngine, redis_url: str) -> AsyncIterator[list[Gateway]]:
+async def gateways(
+    db: AsyncEngine, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[list[Gateway]]:
+    monkeypatch.setattr(funding, "TOP_UP_TIMEOUT_S", 60.0)
     stores = [redis.asyncio.from_url(redis_url) for _ in range(3)]
     made = [Gateway(db, store) for store in stores]
     yield made

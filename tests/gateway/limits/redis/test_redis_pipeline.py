@@ -92,8 +92,24 @@ async def test_a_lost_connection_fails_who_waits_and_is_replaced(
 async def test_who_closes_redis_does_not_wait_for_it(redis: redis.asyncio.Redis) -> None:
     made = Pipeline(redis)
     stuck = asyncio.create_task(made.call((b"BLPOP", b"nothing", b"0")))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(30):
+        while made._wire is None:
+            await asyncio.sleep(0.001)
     async with within(1.0):
         await redis.connection_pool.disconnect()
     with pytest.raises(RedisError):
         await stuck
+
+
+async def test_a_connection_that_breaks_while_it_is_made_fails_who_waits(
+    redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def breaks() -> None:
+        raise AttributeError("'NoneType' object has no attribute 'writelines'")
+
+    made = Pipeline(redis)
+    monkeypatch.setattr(redis.connection_pool, "get_connection", breaks)
+    with pytest.raises(RedisError, match="not connected"):
+        await made.call((b"PING",))
+    monkeypatch.undo()
+    assert await made.call((b"PING",)) == b"PONG"

@@ -67,7 +67,7 @@ def worker(
     commands = [("fixture_server", "--port", "0", "--era", era) for era in ERAS]
     with processes(*commands) as (old, new):
         more = CONFIG.replace("OLD", old.url).replace("NEW", new.url)
-        given = {"is_patient": True, "core": core(), "more": more}
+        given = {"core": core(), "more": more}
         with fresh_worker(databases, redis_server_url, folder, **given) as found:
             yield found
 

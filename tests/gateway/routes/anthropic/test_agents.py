@@ -66,7 +66,7 @@ def worker(
     databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
     folder: Path = tmp_path_factory.mktemp("agents")
-    given = {"is_patient": True, "core": CORE, "near": 'cache_contract = "explicit"'}
+    given = {"core": CORE, "near": 'cache_contract = "explicit"'}
     with fresh_worker(databases, redis_server_url, folder, **given) as found:
         yield found
 

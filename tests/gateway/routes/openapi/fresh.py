@@ -21,16 +21,15 @@ from tests.gateway.routes.openapi.running import TIMEOUT_S, Running, running
 
 @contextmanager
 def fresh_worker(
-    databases: Databases, redis_url: str, folder: Path, *, is_patient: bool = False, **more: Any
+    databases: Databases, redis_url: str, folder: Path, **more: Any
 ) -> Iterator[Running]:
-    """`is_patient`: it knows a credential for as long as it is there. `more`: as `running`."""
+    """A worker that a busy machine does not make forget a credential. `more`: as `running`."""
     lent = asyncio.run(databases.lend())
     with redis.from_url(redis_url) as store:
         store.flushall()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            if is_patient:
-                be_patient(patch)
+            be_patient(patch)
             with running(folder, databases.url(lent.name), redis_url, **more) as worker:
                 yield worker
     finally:

@@ -23,7 +23,7 @@ from tests.databases import Databases
 from tests.gateway.routes.openapi.fresh import fresh_worker
 from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
 
-BOOKED_WITHIN_S = 15.0
+BOOKED_WITHIN_S = 60.0
 ASKS = {"x-tollgate-cost": "true"}
 
 
@@ -203,9 +203,12 @@ def test_a_request_says_which_credit_has_paid_it(worker: Running) -> None:
     key = worker.run(worker.new_key(["inference"]))
     request_id = ask(worker, key, stream=False).headers["x-request-id"]
     cost = booked(worker, key, request_id)["cost"]
-    worker.run(sweep(worker.services.system_db))
-    [attempt] = booked(worker, key, request_id)["attempts"]
-    assert attempt["paid_by"] == [{"credit_id": credit, "amount": cost, "currency": "USD"}]
+    deadline, paid_by = time.monotonic() + BOOKED_WITHIN_S, []
+    while not paid_by and time.monotonic() < deadline:  # the worker's own sweep passes over ours
+        worker.run(sweep(worker.services.system_db))
+        [attempt] = booked(worker, key, request_id)["attempts"]
+        paid_by = attempt["paid_by"]
+    assert paid_by == [{"credit_id": credit, "amount": cost, "currency": "USD"}]
 
 
 def test_a_request_is_its_own_keys_and_the_orgs_who_read_the_bill(
