@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import redis.asyncio
 
+from foundation.tasks import end_tasks
+from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.rpc import Message
 from mcp_bridge.server import elicitation
+from mcp_bridge.upstream.transports.channel import Channel
 from tests.mcp_bridge.attacks.hostile import Attacker, attacked
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
 from tests.mcp_bridge.test_hostile import CALL, whole
@@ -117,6 +122,49 @@ async def test_an_older_client_is_asked_what_a_server_asks_in_that_era_alone(
         await asyncio.gather(calling, return_exceptions=True)
         replies = [each for _, each in server.heard if "method" not in each and each]
     assert replies[0]["error"]["message"] == "The client did not answer"
+
+
+class InMemory:
+    """A stream of a process that speaks both eras. `left`: never by itself."""
+
+    legacy_only = left = False
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self._replies: asyncio.Queue[Message] = asyncio.Queue()
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message["method"])
+        answers = {
+            "server/discover": {"supportedVersions": [NEWER], "capabilities": {}},
+            "initialize": {"protocolVersion": OLDER, "capabilities": {}},
+        }
+        if message["method"] in answers:
+            self._replies.put_nowait(rpc.result(message["id"], answers[message["method"]]))
+
+    async def messages(self) -> AsyncIterator[Message]:
+        while True:
+            yield await self._replies.get()
+
+
+@pytest.mark.parametrize(
+    ("era", "sent"),
+    [
+        ("auto", ["server/discover"]),
+        (NEWER, ["server/discover"]),
+        (OLDER, ["initialize", "notifications/initialized"]),
+    ],
+)
+async def test_a_connection_that_callers_share_is_in_one_era(era: Any, sent: list[str]) -> None:
+    stream: Any = InMemory()
+    channel = Channel("s", {"name": "t", "version": "1"}, stream, era=era)
+    running = asyncio.create_task(channel.run())
+    try:
+        await channel.start()
+    finally:
+        await end_tasks(running)
+    assert stream.sent == sent
+    assert channel.modern == (era != OLDER)
 
 
 async def test_what_is_approved_is_the_same_for_clients_of_both_eras(
