@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from engine.text.output_parser.grammars.quoted_lark import (
     COMMON,
     MAX_LARK_BYTES,
+    MAX_LARK_CLASSES,
     MAX_LARK_RULES,
     LarkError,
     quoted_lark,
@@ -69,6 +70,12 @@ def test_a_grammar_of_patches() -> None:
         (r'start: "\t\\\""', '\t\\"', "t"),
         ('start: ["a"] ("b" | "c")~2..3', "abcb", "ab"),
         ('start: "a"~2', "aa", "aaa"),
+        ('start: (NAME | "if") "!"\nNAME: /[a-z]+/', "ifx!", "i1!"),
+        ('start: ("if" "1" | NAME "2")\nNAME: /[a-z]+/', "if2", "x1"),
+        ("start: A\nA: B /b/ | [C] ~ 2\nB: /[a-z]+/\nC: /\\n/", "abb", "b\n"),
+        ('start: /"[^"]*"/ LF?\nLF: "\\n"', '"a\\\n"\n', '"a'),
+        (r"start: /[ \t]*\/\/ x:[^\r\n]*/ /\r?\n/", "\t // x:\\y\n", "// x\n"),
+        (r'start: /"([^"\\]|\\.)*"/', '"a\\"b"', '"a"b"'),
         ("start: A{1,2} B{2}\nA: /a/\nB: /b/{0,1}", "aab", "aaabbb"),
         (r"start: /\w+\W\d{2,3}\S/", "é_ 12x", "é_ 1 x"),
         (r"start: /[^\r\n]*\r?\n/", 'x\\"\r\n', "x"),
@@ -92,12 +99,31 @@ def test_what_can_be_imported_is_read(name: str) -> None:
     assert quoted_lark(f"start: {name}\n%import common.{name}")
 
 
-CLASSES = ["[a-c]", r"[^\n]", r"[\s\S]", ".", '["x]', r"\d", r"\S", r"[^\w\\]", "[ -~]", "a", r"\""]
+PARTS = [
+    "(a|b)",
+    "(\\n|x)",
+    '([^"]|b)',
+    "(ab?)",
+    "[a-c]",
+    r"[^\n]",
+    r"[\s\S]",
+    ".",
+    '["x]',
+    r"\d",
+    r"\S",
+    r"[^\w\\]",
+    "[ -~]",
+    "a",
+    r"\"",
+]
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from(CLASSES), st.sampled_from(["", "*", "+", "?", "{2}"]))),
+    st.lists(
+        st.tuples(st.sampled_from(PARTS), st.sampled_from(["", "", "*", "+", "?", "{2}", "|"])),
+        max_size=5,
+    ),
     st.text(st.sampled_from('abx"\\\n\t\x01 9é-/'), max_size=5),
 )
 def test_a_regular_expression_matches_as_it_does_elsewhere(
@@ -107,10 +133,20 @@ def test_a_regular_expression_matches_as_it_does_elsewhere(
     assert takes(f"start: /{regex}/", text) == (re.fullmatch(regex, text) is not None)
 
 
+def doubled(times: int) -> str:
+    """A grammar each of whose terminals is two of the next one."""
+    lines = [f"A{number}: A{number + 1} A{number + 1}" for number in range(times)]
+    return "\n".join(["start: A0", *lines, f"A{times}: /x/"])
+
+
 @pytest.mark.parametrize(
     ("grammar", "said"),
     [
         ("", "without a rule 'start'"),
+        ("start: A\nA: B\nB: A", "within a terminal"),
+        ('start: A\nA: b\nb: "x"', "within a terminal"),
+        ("start: /" + "[a-c]" * (MAX_LARK_CLASSES + 1) + "/", "classes"),
+        (doubled(18), "too long"),
         ("start: b", "names a rule that is not there"),
         ('b: "x"', "without a rule 'start'"),
         ('start: "x"\n%ignore " "', "'%ignore"),
@@ -133,6 +169,8 @@ def test_a_regular_expression_matches_as_it_does_elsewhere(
         ("start: /x/u", "flags"),
         ("start: /x{1001}/", "repeats"),
         ("start: /x{0}/", "never"),
+        ("start: /x+*/", "repeats nothing"),
+        ("start: /a|*/", "repeats nothing"),
         ('start: "x"~3..2', "repeats"),
         ('start: "b".."a"', "no range"),
         (r'start: "\ud800"', "half of a character"),
