@@ -24,6 +24,7 @@ from gateway.generation_events import MeteredUsage, RawBody, ReplicaEvent
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TTFT_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+    *(0.12, 0.14, 0.16, 0.18, 0.2, 0.225),
     *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0),
 )
 ITL_BUCKETS_S = (
@@ -73,7 +74,10 @@ UPSTREAM_STATES = ("closed", "trying", "resting")
 """Those of `mcp_bridge.upstream.circuit_breaker`, the worst last."""
 METRICS_FILE_BYTES = 4 * 1024 * 1024
 """Room for some 30,000 series of a kind."""
-FILES_OF_METRICS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_mostrecent")
+FILES_OF_METRICS = (
+    *("counter", "histogram"),
+    *("gauge_livesum", "gauge_livemin", "gauge_livemax", "gauge_mostrecent"),
+)
 """The kinds that prometheus-client keeps in a file each."""
 MAX_CHILDREN = 4096
 """How many label combinations of one metric are cached."""
@@ -110,7 +114,8 @@ class Telemetry:
         )
         self.ttft = Histogram(
             "tollgate_time_to_first_token_seconds",
-            "From the request's arrival to its first token, where one can be told from the last.",
+            "From a request's first byte read to the first byte written of a stream that shows a "
+            "token, or to the first token of a whole answer, where it can be told from the last.",
             ["model"],
             buckets=TTFT_BUCKETS_S,
             registry=registry,
@@ -316,12 +321,17 @@ def reserve_disk(shared_folder: Path) -> None:
 
 
 class RequestMeter:
-    """Times one request's tokens and counts them."""
+    """Times one request's tokens and counts them. `received_at`: when its first byte was read, in
+    seconds of `time.perf_counter`; None: now."""
 
-    def __init__(self, telemetry: Telemetry, model: str) -> None:
+    def __init__(
+        self, telemetry: Telemetry, model: str, *, received_at: float | None = None
+    ) -> None:
         self._telemetry = telemetry
         self._model = telemetry.label(model)
-        self._received_at = time.perf_counter()
+        self._received_at = time.perf_counter() if received_at is None else received_at
+        self.awaits_write = False
+        """True from a stream's first token on, until it is queued to be written."""
         self._last_at: float | None = None
         self._num_tokens = 0
         self._queue_seen = False
@@ -330,8 +340,9 @@ class RequestMeter:
         """Return a meter for another generation of the same request."""
         return RequestMeter(self._telemetry, self._model)
 
-    def received(self, event: ReplicaEvent) -> None:
-        """Count what a replica's step brought, whether or not the client is shown it yet."""
+    def received(self, event: ReplicaEvent, *, streams: bool) -> None:
+        """Count what a replica's step brought, whether or not the client is shown it yet. streams:
+        the client is shown it before the answer is whole, and `wrote_first` tells when."""
         if event.queue_time_s is not None and not self._queue_seen:
             self._queue_seen = True
             self._telemetry.queue_time_of(self._model).observe(event.queue_time_s)
@@ -344,7 +355,9 @@ class RequestMeter:
         self._num_tokens = num_tokens
         now = time.perf_counter()
         if self._last_at is None:
-            self._telemetry.ttft_of(self._model).observe(now - self._received_at)
+            self.awaits_write = streams
+            if not streams:
+                self.wrote_first()
         else:
             self._telemetry.itl_of(self._model).observe(now - self._last_at)
         self._last_at = now
@@ -356,6 +369,10 @@ class RequestMeter:
             input_tokens=usage.disputed_input,
             output_tokens=usage.disputed_output,
         )
+
+    def wrote_first(self) -> None:
+        """Note that the first byte is written of what shows the first token."""
+        self._telemetry.ttft_of(self._model).observe(time.perf_counter() - self._received_at)
 
     def used(self, usage: MeteredUsage) -> None:
         self._telemetry.count_tokens(

@@ -27,6 +27,7 @@ import asyncio
 import logging
 import re
 import resource
+import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, ClassVar
@@ -42,7 +43,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from gateway.http_errors.table import INVALID, HttpError, http_error, unavailable
 from gateway.ids import uuid7
 from gateway.routes.asgi.response_headers import named
-from gateway.routes.shared.reply import ON_LEAVE
+from gateway.routes.shared.reply import ON_LEAVE, RECEIVED_AT
 
 log = logging.getLogger(__name__)
 
@@ -315,8 +316,8 @@ class ClientConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
-        extensions: Any = {ON_LEAVE: self.on_leave}
-        cycle.scope["extensions"] = extensions
+        extensions: Any = cycle.scope["extensions"]
+        extensions[ON_LEAVE] = self.on_leave
         if self._is_last:
             cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)
@@ -329,6 +330,8 @@ class ClientConnection(HttpToolsProtocol):
         self._begun = True
         self._trailer_bytes = 0
         super().on_message_begin()
+        extensions: Any = {RECEIVED_AT: time.perf_counter()}
+        self.scope["extensions"] = extensions
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; a trailer is counted and dropped."""

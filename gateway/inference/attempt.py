@@ -114,11 +114,12 @@ class ReplicaAttempt:
                 async with aclosing(events):
                     async for event in events:
                         self.note(event)
-                        self.call.meter.received(event)
+                        self.call.meter.received(event, streams=self.call.request.stream)
                         if event.finished:
                             return event
                         if chunk := self.call.encoder.encode(event.items):
                             await self.delivery.put(self.opened(chunk), self.pauses.for_reader)
+                            self.time_first_write()
                             self.checkpoint_once_sent()
         if not self.delivery.abandoned:
             raise ReplicaLost("the stream ended without a last event")
@@ -145,6 +146,13 @@ class ReplicaAttempt:
             self.cache = event.cache
             return  # nothing more will be written, and what was is closed and settled at once
         self.allowance.note(to_units(usage), self.pauses.for_limits)
+
+    def time_first_write(self) -> None:
+        """Let what was queued last tell when it is written, if it is the first to show a token."""
+        meter = self.call.meter
+        if meter.awaits_write:
+            meter.awaits_write = False
+            self.delivery.once_sent(meter.wrote_first)
 
     def checkpoint_once_sent(self) -> None:
         """Checkpoint the usage, when it is due. What the client has is its bill, should this
@@ -214,6 +222,7 @@ class ReplicaAttempt:
         if self.call.before_end is not None:
             await self.call.before_end()
         self.delivery.put_last(self.opened(chunk))
+        self.time_first_write()
 
 
 def pausing(replica: Replica, attempt_id: str) -> Rest:

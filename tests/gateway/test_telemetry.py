@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from itertools import pairwise
+
 import msgspec
 
 from engine.fairness import LANE_WEIGHTS
@@ -9,7 +12,7 @@ from engine.fake.engine import FAKE_CONFIG, FakeCore
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.generation_events import MeteredUsage, RawBody, RawChunk, ReplicaEvent, TextDelta
 from gateway.lanes import Priority
-from gateway.telemetry import RequestMeter, Telemetry
+from gateway.telemetry import TTFT_BUCKETS_S, RequestMeter, Telemetry
 
 
 def test_the_size_of_an_engines_cache_is_measured() -> None:
@@ -54,11 +57,30 @@ def timed(*events: ReplicaEvent) -> tuple[float, float]:
     telemetry = Telemetry(models=["m"])
     meter = RequestMeter(telemetry, "m")
     for event in events:
-        meter.received(event)
+        meter.received(event, streams=False)
     value, labels = telemetry.registry.get_sample_value, {"model": "m"}
     ttft = value("tollgate_time_to_first_token_seconds_count", labels)
     itl = value("tollgate_inter_token_latency_seconds_count", labels)
     return ttft or 0, itl or 0
+
+
+def test_a_streams_first_token_is_timed_from_the_first_byte_read_to_the_first_written() -> None:
+    telemetry = Telemetry(models=["m"])
+    meter = RequestMeter(telemetry, "m", received_at=time.perf_counter() - 7)
+    value, labels = telemetry.registry.get_sample_value, {"model": "m"}
+    name = "tollgate_time_to_first_token_seconds"
+    for event in (ReplicaEvent(), step(1), step(2)):
+        meter.received(event, streams=True)
+    assert meter.awaits_write and value(f"{name}_count", labels) is None
+    meter.wrote_first()
+    assert value(f"{name}_count", labels) == 1
+    assert 7 <= (value(f"{name}_sum", labels) or 0) < 60
+
+
+def test_buckets_are_finer_where_people_wait() -> None:
+    fine = [each for each in TTFT_BUCKETS_S if 0.1 <= each <= 0.25]
+    assert all(after - before <= 0.0251 for before, after in pairwise(fine))
+    assert list(TTFT_BUCKETS_S) == sorted(set(TTFT_BUCKETS_S))
 
 
 def step(output: int, *, items: bool = True, finished: bool = False) -> ReplicaEvent:

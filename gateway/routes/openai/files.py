@@ -1,4 +1,4 @@
-"""/v1/files: uploaded, listed, shown, read, deleted. OpenAI's shapes.
+"""/v1/files: uploaded, listed, shown, read, deleted. OpenAI's shapes, not Anthropic's.
 
 Bytes go through piece by piece, in and out: no file is in memory. A file is its project's: whoever
 has a key of that may read and delete it.
@@ -7,10 +7,13 @@ has a key of that may read and delete it.
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
 from litestar import Response
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
 from litestar.params import FromPath
 from litestar.response import Stream
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -21,6 +24,7 @@ from gateway.files.store import FileStore
 from gateway.files.tables import files as files_table
 from gateway.files.uploads import FileTooLarge
 from gateway.principal import SCOPE_INFERENCE
+from gateway.routes.anthropic.messages import VERSION_NAMED
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, project_of, services
 from gateway.routes.shared.body import refuse_coded
 from gateway.routes.shared.conditional import answer
@@ -28,7 +32,9 @@ from gateway.routes.shared.idempotent_creation import check_may_stay, create_onc
 from gateway.routes.shared.media_types import MULTIPART
 from gateway.routes.shared.operations import RouteGroup
 from gateway.routes.shared.pages import Listing, keyset, to_listing
+from gateway.routes.shared.problem import is_anthropics
 from gateway.routes.shared.resource import check_id
+from gateway.tenancy.errors import NotFound
 from gateway.wire.openai.files import (
     FileDeleted,
     FileObject,
@@ -43,7 +49,22 @@ from gateway.wire.shared.multipart_form import MAX_OVERHEAD_BYTES, boundary_of, 
 FILES = "/v1/files"
 FILE = FILES + "/{file_id:str}"
 OCTETS = "application/octet-stream"
-files = RouteGroup(tag="Files", opt=needs(SCOPE_INFERENCE))
+
+
+async def refuse_anthropics(
+    connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler
+) -> None:
+    """Refuse clients of Anthropic's API, which has other files at these paths. Raises: NotFound."""
+    if is_anthropics(connection.scope["headers"]):
+        raise NotFound("path", "Anthropic's Files API is not served: send what a file holds")
+
+
+files = RouteGroup(
+    tag="Files",
+    opt=needs(SCOPE_INFERENCE),
+    headers=(VERSION_NAMED,),
+    guards=(refuse_anthropics,),
+)
 
 
 @files.post(

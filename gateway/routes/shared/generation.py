@@ -17,7 +17,7 @@ from gateway.routes.shared.body import read_once
 from gateway.routes.shared.idempotency import HEADER, read_key
 from gateway.routes.shared.idempotent_replies import reply_once
 from gateway.routes.shared.operations import text_header
-from gateway.routes.shared.reply import Reply
+from gateway.routes.shared.reply import Reply, received_at_of
 from gateway.routes.shared.request_state import MODEL, REQUEST_ID
 from gateway.telemetry import RequestMeter
 from gateway.wire.openai.from_chat import peek_or_name
@@ -77,7 +77,7 @@ async def parse_request(request: AuthenticatedRequest) -> RequestContext:
     return RequestContext(
         request_id=state[REQUEST_ID],
         principal=request.user,
-        meter=RequestMeter(found.telemetry, model),
+        meter=RequestMeter(found.telemetry, model, received_at=received_at_of(request.scope)),
         body=body,
         idempotency_key=key,
         deadline_s=deadline_s,

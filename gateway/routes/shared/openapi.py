@@ -130,6 +130,8 @@ def statuses(
         yield from (401, 403, 503)
     if "{" in path:
         yield from (400, 404)
+    if handler.guards and speaks_both(path):
+        yield 404  # to clients of the other vendor
     if path.startswith(SEALED) or path.endswith(CONTENT):
         yield 410  # its secret was removed, or the store of files has lost it
     if names:

@@ -29,6 +29,7 @@ from litestar.openapi.spec import (
     RequestBody,
     Schema,
 )
+from litestar.types import Guard
 
 from gateway.http_errors.table import ErrorBody
 from gateway.routes.shared.media_types import FORM, JSON
@@ -180,6 +181,8 @@ class RouteGroup:
     tag: str
     opt: Mapping[str, Any]
     headers: tuple[Parameter, ...] = ()
+    guards: tuple[Guard, ...] = ()
+    """They ask of a request more than its scope."""
 
     def get(self, path: str | list[str], summary: str, **described: Any) -> HTTPRouteHandler:
         return self.route("GET", path, summary, **described)
@@ -208,6 +211,7 @@ class RouteGroup:
             path,
             http_method=method,
             opt=self.opt,
+            guards=list(self.guards),
             tags=[self.tag],
             summary=summary,
             operation_class=operation,

@@ -1,6 +1,6 @@
 """Writes errors in the shape that the path speaks: our own `/v1/admin/...` speaks RFC 9457 problem
-details; `/v1/organizations/...` and `/v1/messages` speak Anthropic's shape, `/v1/models` that too
-where its version is named, all others OpenAI's.
+details; `/v1/organizations/...` and `/v1/messages` speak Anthropic's shape, all others OpenAI's.
+Whoever names Anthropic's version is answered in its shape on every path of the API.
 
 A handler has nothing to do: it raises what `gateway.http_errors` knows.
 
@@ -28,7 +28,8 @@ from gateway.wire.anthropic.reports import to_anthropic_error, to_status
 MEDIA_TYPE = "application/problem+json"
 OURS = "/v1/admin"
 ANTHROPIC = ("/v1/organizations/", "/v1/messages/")
-MESSAGES, MODELS = "/v1/messages", "/v1/models"
+API, MESSAGES = "/v1/", "/v1/messages"
+OF_BOTH = ("/v1/models", "/v1/files")
 VERSION_HEADER = b"anthropic-version"
 ERROR_EVENT = b"error"
 BLANK = "about:blank"
@@ -55,12 +56,18 @@ def speaks_anthropic(path: str) -> bool:
 
 
 def speaks_both(path: str) -> bool:
-    return path == MODELS or path.startswith(MODELS + "/")
+    """Tell whether both vendors have something at a path."""
+    return any(path == each or path.startswith(each + "/") for each in OF_BOTH)
+
+
+def is_anthropics(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Tell whether a request is one of Anthropic's API."""
+    return any(name == VERSION_HEADER for name, _ in headers)
 
 
 def asked_as(path: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
     """Return the path whose shape a refusal has."""
-    if speaks_both(path) and any(name == VERSION_HEADER for name, _ in headers):
+    if path.startswith(API) and not speaks_problems(path) and is_anthropics(headers):
         return MESSAGES
     return path
 

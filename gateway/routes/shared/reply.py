@@ -29,6 +29,9 @@ UTF8_EVENT_STREAM = f"{EVENT_STREAM}; charset=utf-8"
 ON_LEAVE = "tollgate.on_leave"
 """The extension of ASGI by which our own server tells of a client's leaving: a `Teller`. A task
 that waits for it, as others need, is a tenth of what an answer costs."""
+RECEIVED_AT = "tollgate.received_at"
+"""The extension of ASGI by which our own server tells when it read a request's first byte: seconds
+of `time.perf_counter`."""
 ToHttpError = Callable[[Exception], HttpError]
 Teller = Callable[[Callable[[], None] | None], None]
 """Takes what is to be called should the client leave before the answer is complete; None: nothing
@@ -84,6 +87,11 @@ def response_start(status: int, media_type: str, extra: dict[str, str]) -> HTTPR
 def teller_of(scope: Scope) -> Teller | None:
     extensions: Any = scope.get("extensions")
     return None if extensions is None else extensions.get(ON_LEAVE)
+
+
+def received_at_of(scope: Scope) -> float | None:
+    extensions: Any = scope.get("extensions")
+    return None if extensions is None else extensions.get(RECEIVED_AT)
 
 
 def request_id_of(scope: Scope) -> str | None:

@@ -552,7 +552,8 @@ REQUEST_HEADERS = (
         name="X-Request-Timeout-Ms",
         on=GENERATION,
         meaning="how long the answer may take: what cannot begin by then is a 503, what is not"
-        " complete by then is cut off and billed for what was generated",
+        " complete by then is cut off, billed for what was generated and ends with 504"
+        " `deadline_exceeded`, as an error event where it has begun to stream",
     ),
     Header(
         name="X-Tollgate-Cost",
@@ -566,7 +567,8 @@ REQUEST_HEADERS = (
     ),
     Header(
         name="anthropic-version",
-        on=("* /v1/messages*", "GET /v1/models*"),
-        meaning="from 2023-06-01 on; on `/v1/models` it asks for the list in Anthropic's shape",
+        on=("* /v1/messages*", "GET /v1/models*", "* /v1/files*"),
+        meaning="from 2023-06-01 on; on `/v1/models` it asks for the list in Anthropic's shape, on"
+        " `/v1/files` for files that are not served (404), and errors have Anthropic's shape",
     ),
 )

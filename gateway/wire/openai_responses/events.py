@@ -71,6 +71,12 @@ class CustomInputDone(ItemPartEvent, frozen=True, kw_only=True):
     input: str
 
 
+class FunctionArgumentsDone(ArgumentsDone, frozen=True, kw_only=True):
+    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
+    name: str
+    """The function's. OpenAI's clients in Java require it, those in Python do not know it."""
+
+
 class EventTop(msgspec.Struct, frozen=True):
     token: str
     logprob: float

@@ -88,6 +88,11 @@ class ItemWriter:
     def text(self) -> str:
         return "".join(self.pieces)
 
+    @property
+    def name(self) -> str:
+        """Return the name of the tool that a call is of, as the client knows it."""
+        return "" if self._called is None else self._called.name
+
     def item(self, status: ItemStatus) -> Item:
         """Return the item as it is by now; one in progress has nothing yet."""
         begun = status != "in_progress"
@@ -274,8 +279,8 @@ class ResponseEncoder:
     def _say_done(self, at: ItemWriter) -> None:
         text = at.text
         if at.kind is FunctionCall:
-            name = "response.function_call_arguments.done"
-            self._send(events.ArgumentsDone(type=name, **self._about(at), arguments=text))
+            about = self._about(at)
+            self._send(events.FunctionArgumentsDone(**about, name=at.name, arguments=text))
         elif at.kind is CustomCall:  # told whole: until then it is a piece of JSON
             self._send(events.CustomInputDelta(**self._about(at), delta=at.input))
             self._send(events.CustomInputDone(**self._about(at), input=at.input))

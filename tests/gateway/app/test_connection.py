@@ -17,6 +17,7 @@ import uvicorn
 
 from gateway.app import connection
 from gateway.app.connection import MAX_HEAD_BYTES, ClientConnection
+from gateway.routes.shared.reply import received_at_of
 
 DEADLINE_S = 30.0
 LET_GO, SLOW_ENDED = threading.Event(), threading.Event()
@@ -130,6 +131,38 @@ def error_of(answer: bytes, status: int) -> dict[str, Any]:
     error: dict[str, Any] = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error
+
+
+class Wire(asyncio.Transport):
+    """A transport that leads nowhere."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+async def test_a_request_tells_when_its_first_byte_was_read() -> None:
+    """It is told of each on a connection, however late the rest comes."""
+    config = uvicorn.Config(application, http=ClientConnection, lifespan="off", log_config=None)
+    config.load()
+    state = uvicorn.server.ServerState()
+    protocol = ClientConnection(config=config, server_state=state, app_state={})
+    protocol.connection_made(Wire())
+    last = 0.0
+    for _ in range(2):
+        protocol.data_received(LIVE[:5])
+        between = time.perf_counter()
+        protocol.data_received(LIVE[5:])
+        received_at = received_at_of(protocol.cycle.scope)
+        assert received_at is not None and last < received_at <= between
+        last = between
+        await asyncio.gather(*state.tasks)
+    protocol.connection_lost(None)
 
 
 def test_headers_without_an_end_are_refused_soon(client: socket.socket, port: int) -> None:

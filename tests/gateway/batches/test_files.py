@@ -6,9 +6,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 import sqlalchemy as sa
+from anthropic import Anthropic
 from openai import AsyncOpenAI, OpenAI
 
 from gateway.audit.tables import entries
@@ -52,6 +54,30 @@ def test_a_file_for_a_batch_expires_after_a_month_or_when_it_says(client: OpenAI
         expires_after={"anchor": "created_at", "seconds": MIN_EXPIRY_S},
     )
     assert hour.expires_at == hour.created_at + MIN_EXPIRY_S
+
+
+def test_anthropics_clients_are_told_in_their_shape_that_their_files_are_not_served(
+    worker: Running,
+) -> None:
+    options = {"base_url": worker.url, "max_retries": 0}
+    with Anthropic(api_key=worker.everything, **options) as client:
+        for ask in (
+            client.files.list,
+            client.beta.files.list,
+            lambda: client.beta.files.retrieve_metadata("file-1"),
+            lambda: client.beta.files.download("file-1"),
+            lambda: client.beta.files.delete("file-1"),
+            lambda: client.beta.files.upload(file=("a.txt", b"abc", "text/plain")),
+        ):
+            with pytest.raises(anthropic.NotFoundError) as refused:
+                ask()
+            body: Any = refused.value.body
+            assert body["type"] == "error" and body["error"]["type"] == "not_found_error"
+            assert body["error"]["message"].startswith("Anthropic's Files API is not served")
+    with Anthropic(api_key="sk-ant-unknown", **options) as stranger:
+        with pytest.raises(anthropic.AuthenticationError) as unknown:
+            stranger.beta.files.list()
+        assert isinstance(unknown.value.body, dict) and unknown.value.body["type"] == "error"
 
 
 async def test_the_async_client_does_the_same(worker: Running) -> None:

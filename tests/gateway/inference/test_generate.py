@@ -134,6 +134,23 @@ async def test_the_first_token_of_a_whole_answer_is_timed_when_it_comes(open_off
     await office.settled()
 
 
+async def test_the_first_token_of_a_stream_is_timed_when_it_is_written(open_office) -> None:
+    office = open_office(ScriptedReplica(length=9, hangs_after=3))
+    delivery = office.begin()
+    value, labels = office.telemetry.registry.get_sample_value, {"model": "m"}
+    count = "tollgate_time_to_first_token_seconds_count"
+    async with asyncio.timeout(30):
+        assert b"w1" in (await delivery.next() or b"")
+        assert value(count, labels) is None, "who took it has not written it yet"
+        reading = asyncio.create_task(delivery.next())
+        while value(count, labels) != 1:
+            await asyncio.sleep(0.005)
+    delivery.abandon()
+    await reading
+    await office.settled()
+    assert value(count, labels) == 1
+
+
 async def test_the_first_token_waits_for_no_disk_and_the_end_does(
     open_office, monkeypatch: pytest.MonkeyPatch
 ) -> None:

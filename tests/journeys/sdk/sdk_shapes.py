@@ -7,10 +7,16 @@ from typing import Any
 
 from pydantic import BaseModel
 
+UNKNOWN_TO_THE_SDK = {
+    ("ParsedFunctionToolCall", "index"),  # the place of a call in a stream: its accumulator's
+    ("ResponseFunctionCallArgumentsDoneEvent", "name"),  # OpenAI's types for Java require it
+}
+"""Fields by the names of their types."""
+
 
 def extras(model: BaseModel, at: str = "") -> list[str]:
-    """Paths of fields that the SDK's types do not have, but for the place of a call in a stream,
-    which its accumulator keeps; and of those that they cannot be without and that did not come.
+    """Paths of fields that the SDK's types do not have, but for UNKNOWN_TO_THE_SDK; and of those
+    that they cannot be without and that did not come.
     A client that is not strict makes an answer without them and says nothing."""
     return list(_extras(model, at))
 
@@ -18,7 +24,7 @@ def extras(model: BaseModel, at: str = "") -> list[str]:
 def _extras(value: Any, at: str) -> Iterator[str]:
     if isinstance(value, BaseModel):
         for name in value.model_extra or {}:
-            if (type(value).__name__, name) != ("ParsedFunctionToolCall", "index"):
+            if (type(value).__name__, name) not in UNKNOWN_TO_THE_SDK:
                 yield f"{at}.{name}"
         for name, field in type(value).model_fields.items():
             if field.is_required() and name not in value.model_fields_set:

@@ -67,6 +67,17 @@ async def test_models_as_anthropics_clients_ask_for_them(http: httpx.AsyncClient
     assert answer.json()["type"] == "error"
 
 
+@pytest.mark.parametrize("path", ["/v1/skills", "/v1/complete", "/v1/files/a/b/c"])
+async def test_who_names_anthropics_version_is_answered_in_its_shape(
+    http: httpx.AsyncClient, path: str
+) -> None:
+    named = await http.post(path, json={}, headers={"anthropic-version": "2023-06-01"})
+    assert named.status_code == 404 and named.json()["error"]["type"] == "not_found_error"
+    assert "code" in (await http.post(path, json={})).json()["error"]
+    ours = await http.get("/v1/admin/nothing", headers={"anthropic-version": "2023-06-01"})
+    assert ours.headers["content-type"] == "application/problem+json"
+
+
 async def test_ours_speak_problems_that_repeat_nothing(http: httpx.AsyncClient) -> None:
     answer = await http.get("/admin/keys")
     assert answer.status_code == 404

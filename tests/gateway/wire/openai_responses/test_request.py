@@ -233,6 +233,10 @@ def test_a_stream_is_openais_to_the_letter() -> None:
     found = events(answer)
     assert [each.sequence_number for each in found] == list(range(len(found)))
     assert [extras(each) for each in found] == [[]] * len(found)
+    named = "response.function_call_arguments.done"
+    items = [each.item for each in found if each.type == "response.output_item.done"]
+    called = [item.name for item in items if item.type == "function_call"]
+    assert [each.name for each in found if each.type == named] == called != []
     lines = answer.decode().split("\n\n")
     assert lines.pop() == ""
     for line, event in zip(lines, found, strict=True):
