@@ -63,7 +63,7 @@ def replica_component(kind: ModelKind, replica: Replica) -> Component:
         return Component(kind=kind, name=replica.name, state=state, reachable=health.available)
     seen = replica.contact.observation
     state = seen.state
-    if not health.available and state in ("unknown", "ok"):
+    if not health.available and state not in USELESS:
         state = "resting"
     return Component(
         kind=kind,

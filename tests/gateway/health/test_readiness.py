@@ -137,6 +137,10 @@ async def test_an_upstream_that_refuses_us_is_degraded_and_not_a_reason_to_stop(
     assert (await readiness.health()).status == "ready"
     far.available = False
     assert one(readiness, "upstream").state == "resting"
+    far.contact.failed("failing", "it claims more tokens than it may")
+    assert one(readiness, "upstream").state == "resting", "nobody is sent there"
+    far.contact.failed("unauthorised", "answered 401")
+    assert one(readiness, "upstream").state == "unauthorised"
 
 
 async def test_workers_learn_from_each_other_what_they_saw(
