@@ -47,17 +47,18 @@ class Session(NamedTuple):
 
 
 def play(turns: Sequence[Turn]) -> Script:
-    """Return a model that makes one call after the other, then says that it is done; one that is
-    shown none of these tools says so at once."""
+    """Return a model that calls those of the tools that it is shown, one after the other, and then
+    says that it is done."""
 
     async def answer(exchange: Exchange) -> None:
         body = exchange.body
         offered = {tool["function"]["name"] for tool in body.get("tools") or ()}
+        to_do = [turn for turn in turns if turn[0] in offered]
         done = sum(message["role"] == "tool" for message in body["messages"])
         message: dict[str, Any] = {"role": "assistant", "content": "It says hello now."}
         reason = "stop"
-        if done < len(turns) and turns[done][0] in offered:
-            name, arguments = turns[done]
+        if done < len(to_do):
+            name, arguments = to_do[done]
             function = {"name": name, "arguments": json.dumps(arguments)}
             call = {"index": 0, "id": f"call_{done}", "type": "function", "function": function}
             message = {"role": "assistant", "content": None, "tool_calls": [call]}

@@ -22,6 +22,7 @@ from engine.text.output_parser.reading.reader import MAX_CALLS
 from engine.text.output_parser.reasoning import ReasoningState
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.choice_text import ChoiceParser
+from gateway.fleet.engine.folded_messages import folded
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes, find_breakpoints, to_prefixes
 from gateway.fleet.engine.message_places import chars_before, place_at
 from gateway.fleet.replica import MessagePlace
@@ -87,13 +88,13 @@ class ModelFormat:
 
     def token_ids(self, prompt: ChatPrompt, asked: ToTokenize) -> list[int]:
         """Raises BadField."""
-        text = self._rendered(prompt)
+        text, prompt = self._rendered(prompt)
         return self._tokenizer.encode(text, asked.add_special_tokens)
 
     def render(self, prompt: ChatPrompt, block_size: int | None = None) -> RenderedPrompt:
         """Render a conversation, off the event loop where it is long. `block_size`: of the prefixes
         that the engine keeps; None: of this model it keeps none. Raises BadField."""
-        text = self._rendered(prompt)
+        text, prompt = self._rendered(prompt)
         state = self._output.reasoning_state(text)
         token_ids, kept = self._encode(prompt, text, block_size)
         return RenderedPrompt(
@@ -103,14 +104,22 @@ class ModelFormat:
             kept=kept,
         )
 
-    def _rendered(self, prompt: ChatPrompt) -> str:
-        """Raises BadField."""
+    def _rendered(self, prompt: ChatPrompt) -> tuple[str, ChatPrompt]:
+        """Return the text of a prompt, and the prompt whose it is: folded, where the template takes
+        it only so. Raises BadField."""
         try:
-            return self._whole_text(prompt)
+            return self._whole_text(prompt), prompt
         except InvalidRequest as error:
-            raise BadField(
-                "This model's chat template does not take these messages.", param="messages"
-            ) from error
+            fault = error
+        simpler = folded(prompt)
+        try:
+            if simpler is not None:
+                return self._whole_text(simpler), simpler
+        except InvalidRequest as error:
+            fault = error
+        raise BadField(
+            "This model's chat template does not take these messages.", param="messages"
+        ) from fault
 
     def _whole_text(self, prompt: ChatPrompt) -> str:
         """Render the prompt's text, up to where the answer goes on. Raises InvalidRequest,
@@ -162,7 +171,7 @@ class ModelFormat:
     ) -> MessagePlace | None:
         """Find what a token of a rendered prompt lies in. Renders it again, and parts of it: off
         the event loop. Raises BadField."""
-        text = self._rendered(prompt)
+        text, prompt = self._rendered(prompt)
         at = chars_before(self._tokenizer, text, token_ids, position)
         if at is None:
             return None

@@ -186,6 +186,45 @@ async def test_a_grammar_of_free_text_that_cannot_be_kept_to_is_named(
     assert "line 2: '%ignore" in str(caught.value)
 
 
+STRICT = """\
+{%- for message in messages %}
+{%- if message['role'] == 'system' and not loop.first %}
+{{- raise_exception('the system comes first') }}
+{%- endif %}
+{%- if not loop.first and message['role'] == loop.previtem['role'] %}
+{{- raise_exception('they take turns') }}
+{%- endif %}
+{{- '<' + message['role'] + '>' + message['content'] }}
+{%- endfor %}"""
+
+
+def said(*pairs: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+async def test_a_strict_template_is_given_messages_in_turns(
+    make: Make, tokenizer: Tokenizer
+) -> None:
+    """As agents send them: several of the system, one of them later on, several of the user."""
+    messages = said(
+        *(("system", "a"), ("developer", "b"), ("user", "c"), ("user", "d"), ("system", "e")),
+        *(("assistant", "f"), ("system", "g"), ("user", "h")),
+    )
+    prepared = await make(STRICT).prepare(chat(messages=messages))
+    text = "<system>a\nb<user>c\nd\ne<assistant>f<user>g\nh"
+    assert prepared.payload.rendered.token_ids == tokenizer.encode(text)
+    plain = await make(STRICT).prepare(chat(messages=messages[2:3]))
+    assert plain.payload.rendered.token_ids == tokenizer.encode("<user>c")
+
+
+async def test_messages_that_no_form_helps_are_refused(make: Make) -> None:
+    twice = said(("user", "a"), ("assistant", "b"), ("assistant", "c"), ("user", "d"))
+    for messages in (twice, [*twice, *twice]):
+        with pytest.raises(BadField) as caught:
+            await make(STRICT).prepare(chat(messages=messages))
+        assert caught.value.param == "messages"
+
+
 async def test_what_is_thought_is_no_answer_and_counted_apart(make: Make) -> None:
     replica = make("{# </think> #}{{ enable_thinking }}<think>", "so</think>\n\nYes.")
     found = [event async for event in events(replica, chat())]
