@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
@@ -29,6 +30,8 @@ FIRST_EXPONENT = 10**21
 
 SHORT_BYTES = 16 << 10
 """JSON of this size holds fewer than MAX_NODES values, so it need not be walked to be bounded."""
+
+NOT_PLAIN = re.compile(rb"\\|\x7f|null|[0-9][.eE]|[0-9]{16}")
 
 ALGORITHM = "sha256"
 
@@ -123,9 +126,18 @@ def short_json(value: object) -> bytes | None:
     """
     try:
         encoded = msgspec.json.encode(value, order="sorted")
-    except UnicodeEncodeError:
+    except (UnicodeEncodeError, RecursionError):
         return None
     if len(encoded) > SHORT_BYTES or encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH:
+        return None
+    return encoded
+
+
+def plain_json(value: object) -> bytes | None:
+    """Return the canonical form of decoded JSON that is short, ASCII without escapes, and has no
+    numbers but small integers. None: use `canonical_bytes`."""
+    encoded = short_json(value)
+    if encoded is None or not encoded.isascii() or NOT_PLAIN.search(encoded):
         return None
     return encoded
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from mcp_bridge.canonical_json import canonical_bytes, digest_of_bytes, pointer
+from mcp_bridge.canonical_json import canonical_bytes, digest_of_bytes, plain_json, pointer
 from mcp_bridge.errors import NotCanonical, NotPinnable
 from mcp_bridge.protocol.repeated_keys import REFUSED
 from mcp_bridge.text_safety.hidden_text import visible
@@ -125,7 +125,7 @@ def pin_of(kind: Kind, value: object) -> Pin:
     text of instructions, or any JSON for a launch spec. Raises: NotPinnable, NotCanonical."""
     if isinstance(value, Mapping) and REFUSED in value:
         raise NotPinnable(*refusal_of(value[REFUSED]))
-    body = canonical_bytes(value)
+    body = plain_json(value) or canonical_bytes(value)
     return Pin(kind, name_of(kind, value), digest_of_bytes(body), body)
 
 
@@ -194,9 +194,11 @@ def compare(approved: ApprovedPins, offer: Offer) -> tuple[Change, ...]:
     ]
     left: dict[tuple[Kind, str], list[Pin]] = {}
     for pin in gone.values():
-        left.setdefault((pin.kind, nameless_digest(pin)), []).append(pin)
+        # Without anything new nothing was renamed.
+        digest = nameless_digest(pin) if came else pin.digest
+        left.setdefault((pin.kind, digest), []).append(pin)
     for key, now in came.items():
-        alike = left.get((now.kind, nameless_digest(now)))
+        alike = left.get((now.kind, nameless_digest(now))) if left else None
         was = alike.pop() if alike else None
         changes.append(Change("renamed" if was else "new", *key, was, now))
     changes += (
@@ -206,11 +208,12 @@ def compare(approved: ApprovedPins, offer: Offer) -> tuple[Change, ...]:
 
 
 def nameless_digest(pin: Pin) -> str:
+    """Return a digest that is equal for pins that differ only in their names."""
     value = pin.value()
     member = NAMED_BY.get(pin.kind)
     if isinstance(value, dict) and member:
         value = {key: inner for key, inner in value.items() if key != member}
-    return digest_of_bytes(canonical_bytes(value))
+    return digest_of_bytes(plain_json(value) or canonical_bytes(value))
 
 
 def to_listing(approved: ApprovedPins, offer: Offer | None, launch: Pin) -> Listing:
@@ -258,9 +261,15 @@ def differences(old: object, new: object) -> tuple[Difference, ...]:
         elif isinstance(was, list) and isinstance(now, list):
             places = reversed(range(max(len(was), len(now))))
             waiting.extend(((*parts, at), item_at(was, at), item_at(now, at)) for at in places)
-        elif was is ABSENT or now is ABSENT or canonical_bytes(was) != canonical_bytes(now):
+        elif is_different(was, now):
             found.append(to_difference(parts, was, now))
     return tuple(found)
+
+
+def is_different(was: object, now: object) -> bool:
+    if isinstance(was, str) and isinstance(now, str):
+        return was != now
+    return was is ABSENT or now is ABSENT or canonical_bytes(was) != canonical_bytes(now)
 
 
 ABSENT = object()

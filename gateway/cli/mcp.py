@@ -107,7 +107,7 @@ async def list_servers(settings: Settings, org: str, project: str, as_json: bool
 async def diff(settings: Settings, name: str, org: str, project: str) -> None:
     """Show what a server offers that is not approved, with each place that changed, and what in it
     looks like an attack."""
-    from gateway.mcp.admin.pins_admin import changes_in, of_others
+    from gateway.mcp.admin.pins_admin import compared, of_others
     from gateway.mcp.pins import read_pins
 
     config = server_of(settings, name)
@@ -117,7 +117,7 @@ async def diff(settings: Settings, name: str, org: str, project: str) -> None:
             approved = await read_pins(conn, org_id=org_id, server=name)
             others = await of_others(conn, names_for(settings, org_id), org_id, name)
         offer = await offered(settings, config, org_id, db, redis)
-    show(changes_in(config, approved, offer, others))
+    show(compared(config, approved, offer, others).found())
     for one in offer.unpinnable:
         click.echo(f"never  {one.kind} {one.name}: {one.path or 'it'} {one.reason}")
 
@@ -155,7 +155,7 @@ def approve(
 ) -> None:
     """Approve what a server offers now, and how it is reached; every worker shows it within a
     second."""
-    from gateway.mcp.admin.pins_admin import changes_in, chosen, keys_of, of_others
+    from gateway.mcp.admin.pins_admin import chosen, compared, keys_of, of_others
     from gateway.mcp.known import announce
     from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
     from gateway.tenancy.errors import InvalidField
@@ -182,15 +182,16 @@ def approve(
                 async with db.begin() as conn:
                     approved = await read_pins(conn, org_id=org_id, server=name)
                     others = await of_others(conn, names_for(settings, org_id), org_id, name)
-                    found = changes_in(config, approved, offer, others)
+                    seen = compared(config, approved, offer, others)
                     try:
-                        wanted = chosen(found, keys)
+                        wanted = chosen(seen.found(), keys)
                     except InvalidField as error:
                         raise click.ClickException(error.message) from None
                     count = await approve_changes(
                         conn, org_id=org_id, server=name, pin_changes=wanted, actor=COMMAND_LINE
                     )
-                show((each, findings) for each, findings in found if each in wanted)
+                keys_of_wanted = {(each.kind, each.name) for each in wanted}
+                show(one for one in seen.found() if (one[0].kind, one[0].name) in keys_of_wanted)
             await announce(redis, org_id)
         click.echo(f"{count} {'revoked' if revoke else 'approved'}.")
 
@@ -433,13 +434,13 @@ async def changes_of(
     redis: Redis,
 ) -> tuple[list[Change], str | None]:
     """Return the listing that waits, or why it cannot be seen."""
-    from gateway.mcp.admin.pins_admin import changes_in
+    from mcp_bridge.routing.catalog import changes_of as changes_from
 
     try:
-        found = changes_in(config, approved, await offered(settings, config, org_id, db, redis))
+        offer = await offered(settings, config, org_id, db, redis)
     except click.ClickException:
         return [], "no answer"
-    return [] if config.trust == "all" else [change for change, _ in found], None
+    return [] if config.trust == "all" else list(changes_from(config, approved, offer)), None
 
 
 def show(found: Iterable[tuple[Change, tuple[Finding, ...]]]) -> None:

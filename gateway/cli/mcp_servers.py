@@ -212,7 +212,7 @@ async def examined(
 
     `problem`: why it cannot be asked; `ended` and `stderr`: of its process then, if there was one.
     """
-    from gateway.mcp.admin.pins_admin import changes_in, of_others
+    from gateway.mcp.admin.pins_admin import compared, of_others
     from gateway.mcp.pins import read_pins
     from mcp_bridge.trust.scan import worst
     from mcp_bridge.upstream.stdio.package_refs import unpinned
@@ -230,7 +230,9 @@ async def examined(
     except click.ClickException as error:
         said |= {"approved": len(approved.pins), "problem": error.message}
         return said | ({"ended": ends[-1].ended, "stderr": ends[-1].lines} if ends else {})
-    waiting = [] if config.trust == "all" else changes_in(config, approved, offer, others)
+    waiting = (
+        [] if config.trust == "all" else list(compared(config, approved, offer, others).found())
+    )
     suspicious = [change.name for change, found in waiting if worst(found) == "high"]
     tools = [pin for pin in offer.pins.values() if pin.kind == "tool"]
     return said | {

@@ -44,6 +44,8 @@ from mcp_bridge.validation.message_shapes import definition_problem
 log = logging.getLogger(__name__)
 
 MAX_LAUNCHES = 1024
+MAX_IN_LOOP = 500
+"""The things of an offer that are compared in the event loop: some milliseconds."""
 TASKS = "execution"
 
 
@@ -215,7 +217,7 @@ class Catalog:
             if entry.seen is None or entry.approved is not approved:
                 before = entry.last if entry.seen is None else None
                 entry.approved = approved
-                entry.seen = entry.last = server_listing(upstream.config, approved, entry.offer)
+                entry.seen = entry.last = await listed(upstream.config, approved, entry.offer)
                 self._log_hidden(upstream, entry.seen)
                 if before is not None and passes_on and differs(before, entry.seen):
                     for noticed in self.noticed:
@@ -253,6 +255,15 @@ class Catalog:
 
 def differs(one: ServerListing, other: ServerListing) -> bool:
     return any(one.shown[kind].digest != other.shown[kind].digest for kind in one.shown)
+
+
+async def listed(
+    config: ServerConfig, approved: ApprovedPins, offer: Offer | None
+) -> ServerListing:
+    """Return the listing; many things are compared beside the event loop."""
+    if offer is not None and len(offer.pins) > MAX_IN_LOOP:
+        return await asyncio.to_thread(server_listing, config, approved, offer)
+    return server_listing(config, approved, offer)
 
 
 def server_listing(

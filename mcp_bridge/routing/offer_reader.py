@@ -5,6 +5,7 @@ Nothing is kept: a session that is needed is begun for this, and ended.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from mcp_bridge.caller import Caller
@@ -72,4 +73,4 @@ async def read_offer(
         await upstream.close()
         if close:
             await transports.close()
-    return offer_of(fetched.things, check_definition)
+    return await asyncio.to_thread(offer_of, fetched.things, check_definition)

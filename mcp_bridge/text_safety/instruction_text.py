@@ -2,8 +2,9 @@
 
 The patterns are phrases of published attacks (tool poisoning and shadowing: Invariant Labs, April
 2025; line jumping: Trail of Bits; OWASP MCP Top 10, 2025). A finding is advice: a text can say the
-same in other words, so pinning and policy do not depend on it. Every pattern is bounded in what it
-can span, since the author of the text may be hostile. Pure.
+same in other words, so pinning and policy do not depend on it; `word_rules` finds more of them.
+Every pattern is bounded in what it can span, since the author of the text may be hostile, and is
+tried only where one of its words is. Pure.
 """
 
 from __future__ import annotations
@@ -86,6 +87,21 @@ PATTERNS: tuple[tuple[str, Severity, str], ...] = (
 COMPILED = tuple(
     (name, severity, re.compile(pattern, re.IGNORECASE)) for name, severity, pattern in PATTERNS
 )
+NEEDED: dict[str, frozenset[str]] = {
+    name: frozenset(words.split())
+    for name, words in (
+        ("override", "ignore disregard forget override bypass"),
+        ("secrecy", "user human anyone developer"),
+        ("secrets", f"{TAKE[3:-1].replace('|', ' ')} contents content"),
+        ("conversation", "history far conversation chat context messages prompt message"),
+        ("redirection", "recipient all number destination"),
+        ("precedence", "tool tools precedence priority"),
+        ("preference", "tool first before"),
+    )
+}
+"""The words of which every match of a pattern has one."""
+WORD = re.compile(r"[^\W\d_]+")
+MIN_ENCODED = 160
 SPACES = re.compile(r"[^\S\n]+")
 LINES = re.compile(r"\n[\n ]*")
 
@@ -95,10 +111,29 @@ def instructions(text: str) -> Iterator[tuple[str, Severity, str]]:
 
     The text is normalized first: no hidden characters, compatibility forms folded, single spaces.
     """
-    plain = unicodedata.normalize("NFKC", stripped(text[:MAX_TEXT_CHARS])).replace("\u2019", "'")
-    plain = LINES.sub("\n ", SPACES.sub(" ", plain))
+    text = text[:MAX_TEXT_CHARS]
+    if not (text.isascii() and text.isprintable()):
+        text = unicodedata.normalize("NFKC", stripped(text)).replace("\u2019", "'")
+    plain = LINES.sub("\n ", SPACES.sub(" ", text))
     joined = plain.replace("\n", " ")
+    words = words_of(joined)
     for name, severity, pattern in COMPILED:
+        if not may_match(name, plain, words):
+            continue
         found = pattern.search(plain if name == "role" else joined)
         if found:
             yield name, severity, found.group()[:120].strip()
+
+
+def words_of(text: str) -> set[str]:
+    """Return the words of a text, in lower case."""
+    return set(WORD.findall(text.lower()))
+
+
+def may_match(name: str, text: str, words: set[str]) -> bool:
+    needed = NEEDED.get(name)
+    if needed is not None:
+        return not needed.isdisjoint(words)
+    if name == "role":
+        return "<" in text or "[" in text or "\n" in text
+    return len(text) >= MIN_ENCODED

@@ -46,6 +46,10 @@ class Screen:
     def __init__(self) -> None:
         self._known: dict[bytes, bool] = {}
 
+    def harmless(self, items: list[Any]) -> list[Any]:
+        """Return the items that are; runs in a thread."""
+        return [item for item in items if self.is_harmless(item)]
+
     def is_harmless(self, item: Any) -> bool:
         key = hashlib.sha256(msgspec.json.encode(item)).digest()
         found = self._known.get(key)

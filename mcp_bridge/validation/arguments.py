@@ -22,7 +22,14 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 import jsonschema_rs
 import msgspec
 
-from mcp_bridge.canonical_json import canonical_bytes, digest_of_bytes, pointer, short_json, walk
+from mcp_bridge.canonical_json import (
+    canonical_bytes,
+    digest_of_bytes,
+    plain_json,
+    pointer,
+    short_json,
+    walk,
+)
 from mcp_bridge.errors import NotCanonical, SchemaRefused
 from mcp_bridge.text_safety.hidden_text import visible
 from mcp_bridge.validation.schema_cost import MAX_SCHEMA_DEPTH, Cost, Schema, measure
@@ -121,7 +128,7 @@ def compile_schema(schema: object, known: Mapping[str, Schema] | None = None) ->
     Raises: SchemaRefused, with the pointer, for no schema, an unknown dialect, or exceeded bounds.
     """
     try:
-        encoded = canonical_bytes(schema)
+        encoded = plain_json(schema) or canonical_bytes(schema)
     except NotCanonical as error:
         raise SchemaRefused(error.param, error.message) from None
     if len(encoded) > MAX_SCHEMA_BYTES:
@@ -130,7 +137,9 @@ def compile_schema(schema: object, known: Mapping[str, Schema] | None = None) ->
         schema = {} if schema else {"not": {}}
     if not isinstance(schema, Mapping):
         raise SchemaRefused("", "a schema is an object, true or false")
-    if any(len(parts) > MAX_SCHEMA_DEPTH for parts, _ in walk(schema)):
+    if encoded.count(b"{") + encoded.count(b"[") > MAX_SCHEMA_DEPTH and any(
+        len(parts) > MAX_SCHEMA_DEPTH for parts, _ in walk(schema)
+    ):
         raise SchemaRefused("", f"nests deeper than {MAX_SCHEMA_DEPTH}")
     documents = known or {}
     dialect = dialect_of(schema, documents)

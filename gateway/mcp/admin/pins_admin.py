@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +20,7 @@ from gateway.mcp.known import announce
 from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
 from gateway.tenancy.errors import Conflict, InvalidField, NotFound
 from mcp_bridge.errors import BridgeError
-from mcp_bridge.pinning import ApprovedPins, Change, Key, Kind, Offer, UnpinnableThing
+from mcp_bridge.pinning import ApprovedPins, Change, Key, Kind, Offer, Pin, UnpinnableThing
 from mcp_bridge.protocol.rpc import RpcError
 from mcp_bridge.routing.catalog import changes_of
 from mcp_bridge.routing.offer_reader import read_offer
@@ -34,24 +36,39 @@ MAX_PROBLEM = 500
 FIELDS: dict[Kind, str] = {"tool": "tools", "prompt": "prompts", "instructions": "instructions"}
 """What is approved and taken back by name, as clients write it."""
 
-Found = list[tuple[Change, tuple[Finding, ...]]]
+KEPT_S = 60.0
+"""How long a look is kept for whoever turns its pages."""
+MAX_KEPT = 16
+MAX_SCANNED = 20_000
+
+FoundChange = tuple[Change, tuple[Finding, ...]]
+Found = Iterable[FoundChange]
+Beside = Mapping[tuple[str, Kind, str], tuple[Finding, ...]]
+"""What is suspicious about things beside those of other servers (`scan_together`)."""
 
 
 class ServerOffer(msgspec.Struct, frozen=True):
-    """A server as an admin sees it. `waits`: what is offered and not approved, each with what in it
-    looks like an attack. `problem`: why the server could not be asked."""
+    """A server as an admin sees it. `waits`: what is offered and not approved. `problem`: why the
+    server could not be asked."""
 
     config: ServerConfig
     approved: int
-    waits: Found = []
+    waits: Sequence[Change] = ()
+    beside: Beside = {}
     never: tuple[UnpinnableThing, ...] = ()
     problem: str | None = None
+
+    def found(self, first: int = 0, end: int | None = None) -> Iterator[FoundChange]:
+        """Yield changes, each with what in it looks like an attack: read as they are asked for, a
+        millisecond each."""
+        for change in self.waits[first:end]:
+            yield change, findings_of(self.config.name, change, self.beside)
 
     @property
     def digest(self) -> str:
         """Return the digest of all that waits, to the byte."""
         said = hashlib.sha256()
-        for change, _ in self.waits:
+        for change in self.waits:
             was, now = ("" if pin is None else pin.digest for pin in (change.was, change.now))
             said.update(f"{change.kind}\n{change.state}\n{was}\n{now}\n".encode())
         return f"sha256:{said.hexdigest()}"
@@ -72,6 +89,7 @@ class PinsAdmin:
         self._transports, self._info = transports, info
         self._db, self._redis = db, redis
         self._looks = asyncio.Semaphore(MAX_LOOKS)
+        self._kept: OrderedDict[tuple[str, str], tuple[float, Offer | str]] = OrderedDict()
 
     def of_org(self, org_id: str) -> dict[str, ServerConfig]:
         """Return the servers that are there for an org, by name."""
@@ -93,10 +111,17 @@ class PinsAdmin:
                 for name, each in sorted(self.of_org(org_id).items())
             ]
 
-    async def see(self, org_id: str, server: str) -> ServerOffer:
-        """Raises: NotFound."""
-        config = self.named(org_id, server)
-        offer = await self._offer(config, org_id)
+    async def see(self, org_id: str, server: str, *, again: bool = False) -> ServerOffer:
+        """Return what a server offers. `again`: who saw it a moment ago sees the same. Raises:
+        NotFound."""
+        config, key = self.named(org_id, server), (org_id, server)
+        kept_at, offer = self._kept.get(key, (0.0, ""))
+        if not again or time.monotonic() > kept_at + KEPT_S:
+            offer = await self._offer(config, org_id)
+            self._kept[key] = time.monotonic(), offer
+            self._kept.move_to_end(key)
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
         async with tenant(self._db, org_id) as conn:
             return await self._compared(conn, org_id, config, offer)
 
@@ -120,7 +145,7 @@ class PinsAdmin:
             if seen.problem is not None:
                 raise Conflict("server", f"the server {server!r}: {seen.problem}")
             check(seen)
-            wanted = chosen(seen.waits, keys)
+            wanted = await asyncio.to_thread(lambda: chosen(seen.found(), keys))
             await approve_changes(
                 conn, org_id=org_id, server=server, pin_changes=wanted, actor=actor
             )
@@ -164,8 +189,7 @@ class PinsAdmin:
         if config.trust == "all":
             return ServerOffer(config, len(approved.pins))
         others = await of_others(conn, self.of_org(org_id), org_id, config.name)
-        waits = await asyncio.to_thread(changes_in, config, approved, offer, others)
-        return ServerOffer(config, len(approved.pins), waits, offer.unpinnable)
+        return await asyncio.to_thread(compared, config, approved, offer, others)
 
 
 async def of_others(
@@ -180,22 +204,34 @@ async def of_others(
     return found
 
 
-def changes_in(
+def compared(
     config: ServerConfig, approved: ApprovedPins, offer: Offer, others: Iterable[LabelledPin] = ()
-) -> Found:
-    """Return what changed, each with what in it looks like an attack, also compared with what
-    `others` are approved for."""
+) -> ServerOffer:
+    """Compare what is offered with what is approved, and with what `others` are approved for."""
     changes = changes_of(config, approved, offer)
     own = [LabelledPin(config.name, pin) for pin in offer.pins.values()]
-    beside = scan_together([*own, *others])
-    found = []
-    for change in changes:
-        findings: tuple[Finding, ...] = ()
-        if change.now is not None and change.kind != "launch":
-            findings = scan(change.kind, change.now.value())
-            findings += beside.get((config.name, change.kind, change.name), ())
-        found.append((change, findings))
+    beside = scan_together([*own, *others], of=config.name)
+    return ServerOffer(config, len(approved.pins), changes, beside, offer.unpinnable)
+
+
+def findings_of(server: str, change: Change, beside: Beside) -> tuple[Finding, ...]:
+    if change.now is None or change.kind == "launch":
+        return ()
+    return scanned(change.now) + beside.get((server, change.kind, change.name), ())
+
+
+def scanned(pin: Pin) -> tuple[Finding, ...]:
+    """Return what is suspicious about a thing by itself, of which there is one answer for its
+    bytes."""
+    found = SCANNED.get(pin.digest)
+    if found is None:
+        if len(SCANNED) >= MAX_SCANNED:
+            SCANNED.clear()
+        found = SCANNED[pin.digest] = scan(pin.kind, pin.value())
     return found
+
+
+SCANNED: dict[str, tuple[Finding, ...]] = {}
 
 
 def keys_of(tools: Iterable[str], prompts: Iterable[str], instructions: bool) -> frozenset[Key]:
@@ -210,13 +246,14 @@ def chosen(found: Found, keys: Collection[Key] | None) -> list[Change]:
     like an attack. Raises: InvalidField."""
     if keys is None:
         return [change for change, findings in found if worst(findings) != "high"]
-    waiting = {(change.kind, change.name) for change, _ in found}
+    changes = [change for change, _ in found]
+    waiting = {(change.kind, change.name) for change in changes}
     for kind, name in sorted(keys):
         if (kind, name) not in waiting:
             missing = f"{name}: no {kind} of that name waits" if name else f"no {kind} wait"
             raise InvalidField(FIELDS[kind], missing)
     return [
         change
-        for change, _ in found
+        for change in changes
         if change.kind == "launch" or (change.kind, change.name) in keys
     ]

@@ -7,9 +7,12 @@ to nothing.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from gateway.mcp.service.service import configured
 from gateway.routes.shared.access import needs
@@ -23,6 +26,7 @@ from gateway.wire.admin.mcp_pins import (
     McpDifference,
     McpFinding,
     McpNeverShown,
+    McpOfferQuery,
     McpRevokeBody,
     McpServer,
     McpServerHealth,
@@ -37,6 +41,10 @@ if TYPE_CHECKING:
     from mcp_bridge.pinning import Change, Key
     from mcp_bridge.trust.scan import Finding
     from mcp_bridge.upstream.circuit_breaker import UpstreamHealth
+
+FIRST_PAGE = McpOfferQuery()
+MAX_PAGE_BYTES = 1 << 20
+"""The bytes of the definitions on one page, but for the last of them."""
 
 
 def to_server(seen: ServerOffer, found: Sequence[UpstreamHealth] = ()) -> McpServer:
@@ -67,8 +75,41 @@ def to_health(found: Sequence[UpstreamHealth]) -> McpServerHealth | None:
     )
 
 
-def to_offer(seen: ServerOffer) -> McpServerOffer:
-    """Compare each change to the byte; runs in a thread."""
+def to_offer(seen: ServerOffer, query: McpOfferQuery = FIRST_PAGE) -> McpServerOffer:
+    """Compare each change of a page to the byte, and scan it; runs in a thread. Raises:
+    InvalidField."""
+    first = 0
+    if query.after is not None:
+        cursors = (at for at, one in enumerate(seen.waits, 1) if cursor_of(one) == query.after)
+        first = next(cursors, 0)
+        if not first:
+            raise InvalidField(
+                "after", "what waits is something else now: begin with its first page"
+            )
+    end = end_of_page(seen.waits, first, query.limit)
+    page = [to_change(*one) for one in seen.found(first, end)]
+    last = seen.waits[end - 1] if end < len(seen.waits) else None
+    return msgspec.structs.replace(
+        to_summary(seen), changes=page, next=None if last is None else cursor_of(last)
+    )
+
+
+def end_of_page(changes: Sequence[Change], first: int, limit: int) -> int:
+    """Return where a page ends that begins at `first`: after `limit` changes, or so many bytes."""
+    size = 0
+    for at, change in enumerate(changes[first : first + limit], first + 1):
+        size += sum(len(pin.body) for pin in (change.was, change.now) if pin is not None)
+        if size > MAX_PAGE_BYTES:
+            return at
+    return min(first + limit, len(changes))
+
+
+def cursor_of(change: Change) -> str:
+    return hashlib.sha256(f"{change.kind}\n{change.name}".encode()).hexdigest()[:32]
+
+
+def to_summary(seen: ServerOffer) -> McpServerOffer:
+    """Show an offer without its changes, of which its digest is."""
     state = "waiting" if seen.waits else "approved"
     if seen.config.trust == "all":
         state = "trusted"
@@ -78,7 +119,7 @@ def to_offer(seen: ServerOffer) -> McpServerOffer:
         name=seen.config.name,
         state=state if seen.problem is None else "unreachable",
         waiting=len(seen.waits),
-        changes=[to_change(*one) for one in seen.waits[:MAX_SHOWN]],
+        changes=[],
         never=[view_of(McpNeverShown, one) for one in seen.never[:MAX_SHOWN]],
     )
 
@@ -115,6 +156,7 @@ servers = AdminResource[McpServerOffer](
     change=needs("admin:mcp"),
     view=McpServerOffer,
     checks_ids=False,
+    unsteady=("changes", "next"),
 )
 
 
@@ -134,10 +176,13 @@ async def list_servers(request: AdminRequest) -> McpServers:
     servers.one,
     "What a server offers now that is not approved; it is asked for this",
     needs=servers.change,
+    query=McpOfferQuery,
 )
-async def show_offer(request: AdminRequest) -> McpServerOffer:
-    seen = await configured(request.services.mcp).pins.see(request.org_id, request.id)
-    return await asyncio.to_thread(to_offer, seen)
+async def show_offer(request: AdminRequest, query: McpOfferQuery) -> McpServerOffer:
+    """Raises: NotFound, InvalidField."""
+    pins, again = configured(request.services.mcp).pins, query.after is not None
+    seen = await pins.see(request.org_id, request.id, again=again)
+    return await asyncio.to_thread(to_offer, seen, query)
 
 
 @servers.act(
@@ -152,7 +197,7 @@ async def approve_offer(request: AdminRequest, wanted: McpApproveBody) -> McpSer
         request.id,
         named_in(wanted),
         actor=request.actor,
-        check=lambda found: request.check(to_offer(found)),
+        check=lambda found: request.check(to_summary(found)),
     )
     return await asyncio.to_thread(to_offer, seen)
 

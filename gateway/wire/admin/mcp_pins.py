@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 MAX_SHOWN = 500
-"""Changes in one answer."""
+"""Changes on one page."""
 MAX_NAMES = 1_000
 OfferedName = Annotated[str, Meta(min_length=1, max_length=1024)]
 Names = Annotated[list[OfferedName], Meta(min_length=1, max_length=MAX_NAMES)]
@@ -112,8 +112,18 @@ class McpServerOffer(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """The digest of all waiting changes, to the byte."""
     changes: list[McpChange]
-    """The first 500 waiting changes."""
+    """A page of what waits."""
+    next: str | None = None
+    """The `after` of the next page; None: this is the last."""
     never: list[McpNeverShown]
+
+
+class McpOfferQuery(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """`?after=CURSOR&limit=100`. `after`: the `next` of the page before, for which the server is
+    not asked again."""
+
+    after: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_SHOWN)] = MAX_SHOWN
 
 
 class NamedOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,7 +19,7 @@ from mcp.shared.exceptions import MCPError
 
 from gateway.cli.mcp import offered, server_of
 from gateway.db import tenant
-from gateway.mcp.admin.pins_admin import changes_in
+from gateway.mcp.admin.pins_admin import compared
 from gateway.mcp.known import announce
 from gateway.mcp.pins import approve_changes, read_pins
 from gateway.settings.load import Settings, load
@@ -100,7 +100,7 @@ async def approve_all(world: World) -> None:
     offer = await offered(world.settings, config, org_id, services.system_db, services.redis)
     async with tenant(services.db, org_id) as conn:
         approved = await read_pins(conn, org_id=org_id, server="shop")
-        changes = [change for change, _ in changes_in(config, approved, offer)]
+        changes = list(compared(config, approved, offer).waits)
         await approve_changes(conn, org_id=org_id, server="shop", pin_changes=changes, actor=ACTOR)
     await announce(services.redis, org_id)
 

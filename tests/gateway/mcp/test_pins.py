@@ -108,6 +108,34 @@ def refused(world: World, verb: str, body: dict[str, Any]) -> tuple[int, str]:
     return answer.status_code, answer.json()["param"]
 
 
+def test_what_waits_is_turned_page_by_page(world: World) -> None:
+    """The server is asked for the first page alone, and every page is of one offer."""
+
+    def page(**query: Any) -> Any:
+        return world.worker.session.get(
+            f"{world.worker.url}/v1/admin/mcp/servers/pinned",
+            params=query,
+            headers={"authorization": f"Bearer {world.worker.everything}"},
+            timeout=TIMEOUT_S,
+        )
+
+    whole = page()
+    assert whole.json()["waiting"] == len(whole.json()["changes"]) == 5
+    first = page(limit=2)
+    asked, names, found = len(world.server.asked), [], first
+    while True:
+        assert found.headers["etag"] == whole.headers["etag"]
+        names += [(change["kind"], change["name"]) for change in found.json()["changes"]]
+        if found.json()["next"] is None:
+            break
+        found = page(limit=2, after=found.json()["next"])
+    assert names == [(each["kind"], each["name"]) for each in whole.json()["changes"]]
+    assert len(world.server.asked) == asked
+    wrong = page(after="f" * 32)
+    assert (wrong.status_code, wrong.json()["param"]) == (400, "after")
+    assert page(limit=0).json()["param"] == "limit"
+
+
 def test_all_that_was_approved_can_be_taken_back(world: World) -> None:
     for body in ({}, {"all": True, "prompts": ["odd"]}, {"all": True, "instructions": True}):
         assert refused(world, "approve", body) == refused(world, "revoke", body) == (400, "tools")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_bridge import canonical_json as canonical
-from mcp_bridge.canonical_json import canonical_bytes, digest, pointer, walk
+from mcp_bridge.canonical_json import canonical_bytes, digest, plain_json, pointer, walk
 from mcp_bridge.errors import NotCanonical
 
 documents = st.recursive(
@@ -142,3 +142,34 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_walk_meets_every_place_once() -> None:
     places = [pointer(parts) for parts, _ in walk({"a": [1, {"b/": 2}], "c": None})]
     assert places == ["", "/a", "/a/0", "/a/1", "/a/1/b~1", "/c"]
+
+
+PLAIN_KEYS = st.text(st.characters(codec="ascii", categories=("L", "N", "P", "Z")), max_size=6)
+plain_documents = st.dictionaries(
+    PLAIN_KEYS,
+    st.recursive(
+        st.booleans() | st.integers(-(2**70), 2**70) | PLAIN_KEYS | st.floats(allow_nan=False),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(PLAIN_KEYS, inner, max_size=3),
+        max_leaves=8,
+    ),
+    max_size=4,
+)
+
+
+@given(plain_documents | documents)
+def test_what_is_written_plainly_is_canonical(document: object) -> None:
+    read = json.loads(json.dumps(document, ensure_ascii=False))
+    plain = plain_json(read)
+    assert plain is None or plain == canonical_bytes(read)
+
+
+def test_what_definitions_mostly_are_is_written_plainly() -> None:
+    tool = {"name": "a", "inputSchema": {"properties": {"n": {"maximum": 12}}, "required": ["n"]}}
+    assert plain_json(tool) == canonical_bytes(tool)
+
+
+@pytest.mark.parametrize(
+    "unsure", [None, 0.5, 1e22, 2**53, 'a "', "\x7f", "\n", "é", "12.5", {"a": [[]] * 65}]
+)
+def test_what_needs_thought_is_not(unsure: object) -> None:
+    assert plain_json({"a": unsure}) is None

@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 
 from mcp_bridge.pinning import pin_of
 from mcp_bridge.text_safety.confusables import mixed_words, name_skeleton, skeleton
-from mcp_bridge.text_safety.instruction_text import MAX_TEXT_CHARS, instructions
-from mcp_bridge.trust.scan import MAX_FINDINGS, Finding, LabelledPin, scan, scan_together, worst
+from mcp_bridge.text_safety.instruction_text import MAX_TEXT_CHARS
+from mcp_bridge.trust.scan import (
+    MAX_FINDINGS,
+    Finding,
+    LabelledPin,
+    scan,
+    scan_together,
+    suspicions,
+    worst,
+)
 from tests.mcp_bridge.protocol.test_canonical_json import documents
 from tests.mcp_bridge.text_safety.test_hidden_text import HARMLESS, HIDING
 
@@ -260,9 +268,11 @@ def test_findings_are_bounded_and_worst_first() -> None:
 @pytest.mark.timeout(120)  # where a quadratic pattern does not end, and one did not
 def test_a_hostile_text_is_read_in_linear_time() -> None:
     units = ["ignore ", "do not ", "read ", "before using ", "<", "A", "send all ", "\n", "[", " "]
+    units += ["a_", "the ", "not tell ", "![a](http://", "<img ", "{", "%20", "0a", "a.", "a1 B"]
+    units += ["password to me. ", "AAAA ", "https://a/=", "other tool. ", "~/ read `a`. ", "x@"]
     hostile = [(unit * MAX_TEXT_CHARS)[:MAX_TEXT_CHARS] for unit in units]
     for text in hostile:
-        list(instructions(text))
+        list(suspicions(text))
 
 
 @given(documents)

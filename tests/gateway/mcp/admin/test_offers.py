@@ -1,0 +1,84 @@
+"""Large offers are shown page by page: each page reads what it shows, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.mcp.admin import pins_admin
+from gateway.mcp.admin.pins_admin import chosen, compared
+from gateway.routes.mcp.pins import to_offer
+from gateway.tenancy.errors import InvalidField
+from gateway.wire.admin.mcp_pins import McpOfferQuery
+from mcp_bridge.pinning import ApprovedPins, Offer, offer_of
+from mcp_bridge.trust import scan
+from mcp_bridge.trust.scan import LabelledPin, scan_together
+from mcp_bridge.upstream.upstream import ServerConfig
+
+CONFIG = ServerConfig(name="s", url="https://s.example/mcp")
+MANY = 1_200
+
+
+def offered(count: int) -> Offer:
+    return offer_of(
+        ("tool", {"name": f"t{at:04}", "description": f"Number {at}."}) for at in range(count)
+    )
+
+
+def test_a_page_scans_no_more_than_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned: list[str] = []
+
+    def counting(kind: Any, value: Any) -> Any:
+        scanned.append(value["name"])
+        return scan.scan(kind, value)
+
+    monkeypatch.setattr(pins_admin, "scan", counting)
+    monkeypatch.setattr(pins_admin, "SCANNED", {})
+    seen = compared(CONFIG, ApprovedPins(), offered(MANY))
+    assert scanned == []
+    names: list[str] = []
+    query = McpOfferQuery(limit=500)
+    for pages in range(1, 4):
+        page = to_offer(seen, query)
+        assert (page.waiting, page.digest) == (MANY + 1, seen.digest)
+        names += [change.name for change in page.changes if change.kind == "tool"]
+        assert scanned == names
+        assert (page.next is None) == (pages == 3)
+        query = McpOfferQuery(limit=500, after=page.next)
+    assert names == [f"t{at:04}" for at in range(MANY)]
+    to_offer(seen)
+    assert len(chosen(seen.found(), None)) == MANY + 1
+    assert len(scanned) == MANY, "what is known to the byte is not read again"
+
+
+def test_a_page_of_large_things_is_shorter() -> None:
+    large = {"description": "Numbers.", "_meta": {"n": ["x" * 200] * 2_000}}
+    offer = offer_of(("tool", {"name": f"t{at}", **large}) for at in range(6))
+    seen = compared(CONFIG, ApprovedPins(), offer)
+    sizes, query = [], McpOfferQuery()
+    while True:
+        page = to_offer(seen, query)
+        sizes.append(len(page.changes))
+        if page.next is None:
+            break
+        query = McpOfferQuery(after=page.next)
+    assert sum(sizes) == 7 and max(sizes) <= 4
+
+
+def test_a_cursor_of_something_else_is_refused_by_name() -> None:
+    seen = compared(CONFIG, ApprovedPins(), offered(3))
+    with pytest.raises(InvalidField) as refused:
+        to_offer(seen, McpOfferQuery(after="f" * 32))
+    assert refused.value.param == "after"
+
+
+def test_ten_thousand_names_that_look_alike_are_compared_once_each() -> None:
+    """Each is shown three others, whichever; nobody is compared with all."""
+    names = [f"a{'_' * at}b" for at in range(1, 1_001)]
+    pins = offer_of(("tool", {"name": name}) for name in names).pins.values()
+    found = scan_together([LabelledPin("s", pin) for pin in pins])
+    assert len(found) == len(names)
+    for (_, _, name), findings in found.items():
+        (finding,) = findings
+        assert finding.code == "lookalike" and f": {name}," not in f"{finding.detail},"
