@@ -69,9 +69,6 @@ DESCRIBED_S = 300.0
 """How long a server's description is used before it is asked for again."""
 
 RECHECK_S = 1.0
-REFUSALS = frozenset({"handshake", "no_answer", "no_json_rpc"})
-"""Reasons for which a server may be of another era."""
-
 ACCEPT = "application/json, text/event-stream"
 
 Trusted = Literal["pinned", "all"]
@@ -275,12 +272,8 @@ class Upstream:
             now = asyncio.get_running_loop().time()
             found = self._known(wants_modern, now)
             if found is None:
-                async with self._setting_up():
-                    found = await (
-                        self._newer_first(envelope, now)
-                        if wants_modern
-                        else self._older_first(envelope, now)
-                    )
+                first = self._newer_first if wants_modern else self._older_first
+                found = await first(envelope, now)
                 self._described[wants_modern] = found
                 if found.modern != wants_modern:  # it speaks no other
                     self._described[not wants_modern] = found
@@ -298,7 +291,8 @@ class Upstream:
         return envelope.version == MODERN or config.transport != "http"
 
     async def _newer_first(self, envelope: Envelope, now: float) -> ServerDescription:
-        found = await self._discover(envelope, now)
+        async with self._setting_up():
+            found = await self._discover(envelope, now)
         if found is not None:
             return found
         if self.config.era == MODERN:
@@ -308,22 +302,26 @@ class Upstream:
         return found
 
     async def _older_first(self, envelope: Envelope, now: float) -> ServerDescription:
-        """Describe the server by the older era; by the newer one if that is all that it speaks, or
-        if it keeps no sessions in the older, where it could ask nothing then."""
-        is_fixed = self.config.era != "auto"
+        """Describe the server by the older era; by the newer one if that is all that it speaks,
+        however it refuses a handshake, or if it keeps no sessions in the older, where it could ask
+        nothing then."""
+        newer = None
+        if self.config.era == "auto":
+            newer = self._known(True, now)
+            if newer is None or not newer.modern:
+                async with self._setting_up():
+                    newer = await self._discover(envelope, now)
         try:
-            session, found = await self.initialize(envelope)
-        except RpcError as error:
-            newer = None
-            if not is_fixed and speaks(error):
-                newer = self._known(True, now) or await self._discover(envelope, now)
+            session, older = await self.initialize(envelope)
+        except RpcError:
             if newer is None:
                 raise
             return newer
         await self.end(session)
-        if session.id is not None or is_fixed:
-            return found
-        return self._known(True, now) or await self._discover(envelope, now) or found
+        if newer is None:
+            return older
+        self._described[True] = newer
+        return newer if session.id is None else older
 
     def changed(self) -> None:
         self.generation += 1
@@ -465,14 +463,6 @@ class Upstream:
                 await answer.body()
         except Unreachable:
             return
-
-
-def speaks(error: RpcError) -> bool:
-    """True if a server gave an answer with which it refused a handshake."""
-    if not isinstance(error, Unreachable):
-        return True
-    reason = str(as_object(error.data).get("reason"))
-    return reason in REFUSALS or reason.startswith("status_4")
 
 
 def legacy_headers(session: UpstreamSession, last_id: str | None = None) -> dict[str, str]:

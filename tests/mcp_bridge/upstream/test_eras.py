@@ -96,6 +96,20 @@ async def test_one_without_sessions_is_asked_in_the_newer_era(redis: redis.async
             assert said(await session.ask("/mcp", "tools/call", CALL)) == era
 
 
+async def test_one_that_breaks_at_a_handshake_is_asked_in_the_newer_era(
+    redis: redis.asyncio.Redis,
+) -> None:
+    class Breaking(Speaking):
+        async def reply(self, writer: asyncio.StreamWriter, message: Any, head: str) -> None:
+            if message.get("method") == "initialize":
+                raise ConnectionError
+            await super().reply(writer, message, head)
+
+    async with attacked(redis, Breaking(NEWER)) as client:
+        session = await LegacyClient.open(client, "/mcp")
+        assert said(await session.ask("/mcp", "tools/call", CALL)) == NEWER
+
+
 async def test_an_older_client_is_asked_what_a_server_asks_in_that_era_alone(
     redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
