@@ -27,6 +27,7 @@ NEAR = "near"
 SEED_OF_A_CALL = 4242
 KEPT_FOR = 16
 """Requests that continue the same response and the same conversation."""
+MUCH = 256
 MOST = {"chat": "max_completion_tokens", "responses": "max_output_tokens"}
 """What says how much may be written; elsewhere `max_tokens`."""
 HELLO = [{"role": "user", "content": "hi"}]
@@ -40,6 +41,11 @@ TOOL = {
         "additionalProperties": False,
     },
 }
+
+
+def is_much(max_tokens: object) -> bool:
+    """Return whether an answer of so many tokens takes seconds."""
+    return isinstance(max_tokens, int) and max_tokens > MUCH
 
 
 class Asker:
@@ -115,8 +121,14 @@ class Asker:
             self.keep_anew()
         self.num_asked += 1
         body, most = asked.body, MOST.get(asked.surface, "max_tokens")
-        if self.max_tokens is not None and not body.keys() & {"max_tokens", most}:
-            body = {most: self.max_tokens, **body}
+        if self.max_tokens is not None:
+            # As much as a model writes until its context is full takes it long, and says no more.
+            body = {
+                name: self.max_tokens if name in (most, "max_tokens") and is_much(value) else value
+                for name, value in body.items()
+            }
+            if not body.keys() & {"max_tokens", most}:
+                body = {most: self.max_tokens, **body}
         if asked.shape == "both" and asked.surface == "messages":
             body = {**body, "temperature": 0}
         elif asked.shape == "both":

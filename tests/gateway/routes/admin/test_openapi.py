@@ -177,6 +177,7 @@ async def test_every_moment_of_administration_is_unix_seconds(document: dict[str
 
 NUMBERS = {
     "PlanView.weight": "a share of the engine, of no currency",
+    "McpServer.recheck_s": "seconds",
     "GenerationData.total_cost": "a form that others have made; `cost` is exact",
     "GenerationData.usage": "the same",
 }
