@@ -62,7 +62,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = False
     """However a request's tokens are cut into steps."""
     max_model_len: Annotated[
-        PositiveInt | None, _model("context length; unset: the checkpoint's")
+        PositiveInt | None,
+        _model("context length; unset: the checkpoint's, stretched by its RoPE scaling"),
     ] = None
     """None: what the checkpoint says, cut to what the KV cache can hold."""
     seed: Annotated[int, _model("for requests that bring no seed")] = 0

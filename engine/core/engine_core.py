@@ -289,6 +289,7 @@ def _load(config: EngineConfig, device: torch.device, startup: Startup) -> _Load
         load_format=config.load_format,
         deterministic=config.deterministic,
         seed=config.seed,
+        max_model_len=config.max_model_len,
         startup=startup,
     )
     startup.took("weights", used_bytes(device) - used_before)
@@ -325,7 +326,7 @@ def _guesser(config: EngineConfig, draft: Decoder | Encoder, runner: Runner) -> 
         config.num_draft_tokens,
         block_size=BLOCK_SIZE,
         max_num_tokens=config.max_num_batched_tokens,
-        max_model_len=draft.config.max_position_embeddings,
+        max_model_len=draft.config.max_model_len,
         has_graphs=isinstance(runner, DeviceRunner),
     )
     return Guesser(drafter)
@@ -362,7 +363,7 @@ def _resolve(config: EngineConfig, loaded: list[_LoadedModel], startup: Startup)
                 each.shape,
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_num_seqs=config.max_num_seqs,
-                max_model_len=config.max_model_len or model.config.max_position_embeddings,
+                max_model_len=config.max_model_len or model.config.max_model_len,
                 num_draft_tokens=_num_drafts(config, verifies=each is loaded[0]),
             )
             for each in loaded

@@ -13,10 +13,10 @@ from msgspec import UNSET, UnsetType
 
 from engine.config import Pooling
 from engine.errors import ConfigError, UnsupportedModel
-from engine.layers.rotary import LinearScaling, Llama3Scaling, RopeScaling
+from engine.layers.rope_scaling import RopeScaling
+from engine.models.rope import read_rope
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
-DEFAULT_ROPE_THETA = 10_000.0
 
 
 class EmbeddingHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_position_embeddings: int
+    max_model_len: int
+    """The longest text in tokens, scaled rotation included."""
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None
@@ -124,6 +125,7 @@ class HFConfig(msgspec.Struct, kw_only=True):
     rope_theta: float | None = None
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
+    original_max_position_embeddings: int | None = None
     partial_rotary_factor: float = 1.0
     sliding_window: int | None | UnsetType = UNSET
     use_sliding_window: bool = False
@@ -177,7 +179,13 @@ def model_config(architecture: str, hf: HFConfig, traits: Traits) -> ModelConfig
     _check_sizes(hf, num_kv_heads, head_dim, traits.windows)
     if traits.experts is not None:
         _check_experts(traits.experts)
-    theta, scaling = _rope(hf)
+    rope = read_rope(
+        hf.rope_parameters or hf.rope_scaling or {},
+        theta=hf.rope_theta,
+        max_position_embeddings=hf.max_position_embeddings,
+        original_max_position_embeddings=hf.original_max_position_embeddings,
+        head_dim=head_dim,
+    )
     eos = hf.eos_token_id if traits.encoder is None else None
     return ModelConfig(
         architecture=architecture,
@@ -187,10 +195,10 @@ def model_config(architecture: str, hf: HFConfig, traits: Traits) -> ModelConfig
         num_heads=hf.num_attention_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=hf.max_position_embeddings,
+        max_model_len=rope.window,
         rms_norm_eps=hf.rms_norm_eps,
-        rope_theta=theta,
-        rope_scaling=scaling,
+        rope_theta=rope.theta,
+        rope_scaling=rope.scaling,
         tie_word_embeddings=hf.tie_word_embeddings,
         qkv_bias=traits.qkv_bias,
         output_bias=traits.output_bias,
@@ -269,31 +277,6 @@ def _check_experts(experts: Experts) -> None:
         )
     if experts.intermediate_size < 1:
         raise ConfigError("config.json: moe_intermediate_size must be positive")
-
-
-def _rope(hf: HFConfig) -> tuple[float, RopeScaling | None]:
-    """theta and scaling from either form; `rope_type` used to be called `type`."""
-    parameters = dict(hf.rope_parameters or hf.rope_scaling or {})
-    theta = parameters.get("rope_theta") or hf.rope_theta or DEFAULT_ROPE_THETA
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModel("config.json: partial_rotary_factor other than 1 is not supported")
-    kinds: dict[str, type[LinearScaling] | type[Llama3Scaling] | None] = {
-        "default": None,
-        "linear": LinearScaling,
-        "llama3": Llama3Scaling,
-    }
-    if kind not in kinds:
-        known = ", ".join(kinds)
-        raise UnsupportedModel(f"config.json: rope_type {kind!r} is not supported ({known})")
-    chosen = kinds[kind]
-    if chosen is Llama3Scaling:
-        parameters.setdefault("original_max_position_embeddings", hf.max_position_embeddings)
-    try:
-        theta = msgspec.convert(theta, float)
-        return theta, None if chosen is None else msgspec.convert(parameters, chosen)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"config.json: rope parameters ({kind}): {error}") from error
 
 
 def _dtype(hf: HFConfig) -> DtypeName | None:

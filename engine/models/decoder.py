@@ -25,7 +25,8 @@ from engine.layers.mlp import GatedMLP
 from engine.layers.moe import ExpertNames, MixtureOfExperts
 from engine.layers.norm import RMSNorm
 from engine.layers.parallel import SINGLE_RANK, ParallelGroup, own_shard
-from engine.layers.rotary import RotaryEmbedding, inverse_frequencies
+from engine.layers.rope_scaling import attention_factor, inverse_frequencies
+from engine.layers.rotary import RotaryEmbedding
 from engine.layers.weight_source import WeightSource
 from engine.models.config import ModelConfig
 
@@ -118,7 +119,9 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         group: ParallelGroup = SINGLE_RANK,
+        max_model_len: int | None = None,
     ) -> None:
+        """max_model_len: the longest text; None: the window of `config`."""
         self.config = config
         self.group = group
         self.dtype = dtype
@@ -128,11 +131,17 @@ class Decoder:
         self._embedding = VocabParallelEmbedding(
             source, "model.embed_tokens", config.vocab_size, config.hidden_size, group
         )
-        frequency = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        frequency = inverse_frequencies(
+            config.head_dim,
+            config.rope_theta,
+            config.rope_scaling,
+            max_model_len=min(max_model_len or config.max_model_len, config.max_model_len),
+        )
         self._rotary = RotaryEmbedding(
             frequency.to(device),
             dtype,
-            config.max_position_embeddings,
+            config.max_model_len,
+            attention_factor=attention_factor(config.rope_scaling),
             deterministic=source.deterministic,
         )
         self._layers = [

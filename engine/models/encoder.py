@@ -97,8 +97,7 @@ class Encoder:
         self._words = table("word", config.vocab_size)
         # A text is one segment, the first.
         self._positions = (
-            table("position", config.max_position_embeddings)
-            + table("token_type", traits.type_vocab_size)[0]
+            table("position", config.max_model_len) + table("token_type", traits.type_vocab_size)[0]
         )
         self._norm = LayerNorm(source, "embeddings.LayerNorm", hidden, traits.layer_norm_eps)
         self._layers = [

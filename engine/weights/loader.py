@@ -42,6 +42,7 @@ class _LoadOptions:
     group: ParallelGroup
     linear: LinearOptions
     startup: Startup
+    max_model_len: int | None
 
     def choose_dtype(self, config: ModelConfig, num_parameters: int) -> torch.dtype:
         if self.dtype != "auto":
@@ -62,11 +63,13 @@ def load_model(
     adapters: Mapping[str, Path] | None = None,
     deterministic: bool = False,
     seed: int = 0,
+    max_model_len: int | None = None,
     startup: Startup | None = None,
 ) -> Decoder | Encoder:
     """load_format: dummy needs config.json alone and draws the weights from `seed`.
     quantization: what dense linear layers become; a checkpoint that is quantised stays as it is.
     adapters: PEFT's folders by name. deterministic: see `WeightSource.deterministic`.
+    max_model_len: the longest text, for which some rotations are scaled; None: the checkpoint's.
 
     Raises ConfigError or UnsupportedModel, naming the file, field or tensor.
     """
@@ -78,7 +81,7 @@ def load_model(
         [Adapter(name, path) for name, path in (adapters or {}).items()],
         deterministic,
     )
-    how = _LoadOptions(dtype, device, group, linear, startup)
+    how = _LoadOptions(dtype, device, group, linear, startup, max_model_len)
     if load_format == "dummy":
         model, num_parameters = _build_dummy(config, how, seed)
     else:
@@ -124,7 +127,14 @@ def _build(
     config: ModelConfig, source: LinearSource, dtype: torch.dtype, how: _LoadOptions
 ) -> Decoder | Encoder:
     if config.encoder is None:
-        return Decoder(config, source, dtype=dtype, device=how.device, group=how.group)
+        return Decoder(
+            config,
+            source,
+            dtype=dtype,
+            device=how.device,
+            group=how.group,
+            max_model_len=how.max_model_len,
+        )
     return Encoder(config, source, dtype=dtype, device=how.device)
 
 

@@ -34,6 +34,21 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+ORIGINAL_LENGTH, SCALED_LENGTH = 32, 128
+"""Tokens that the models of `SCALED_ROPE` were made for, and that they are stretched to."""
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": SCALED_LENGTH / ORIGINAL_LENGTH,
+    "original_max_position_embeddings": ORIGINAL_LENGTH,
+}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0 + i / 16 for i in range(8)],
+    "long_factor": [1.0 + i * i / 4 for i in range(8)],
+    "original_max_position_embeddings": ORIGINAL_LENGTH,
+}
 WINDOW = 24
 
 
@@ -97,12 +112,34 @@ MODELS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "qwen3_moe_every_second": lambda: _qwen3_moe(decoder_sparse_step=2),
 }
 
+SCALED_ROPE: dict[str, Callable[[], transformers.PreTrainedModel]] = {
+    # As Qwen2.5's cards say it: max_position_embeddings stays the original length.
+    "qwen2_yarn": lambda: _qwen2(
+        rope_parameters=dict(YARN_ROPE), max_position_embeddings=ORIGINAL_LENGTH
+    ),
+    "qwen3_yarn": lambda: _qwen3(
+        head_dim=16,
+        rope_parameters=YARN_ROPE
+        | {"beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.4, "mscale_all_dim": 0.7}
+        | {"truncate": False},
+        max_position_embeddings=SCALED_LENGTH,
+    ),
+    "llama_dynamic_rope": lambda: _llama(
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0},
+        max_position_embeddings=ORIGINAL_LENGTH,
+    ),
+    "llama_longrope": lambda: _llama(
+        rope_parameters=dict(LONG_ROPE), max_position_embeddings=SCALED_LENGTH
+    ),
+}
+"""Rotations that serve texts longer than `ORIGINAL_LENGTH`."""
+
 
 @cache
 def build(name: str) -> transformers.PreTrainedModel:
     """The model with weights spread so widely that its text is neither constant nor a coin toss."""
     torch.manual_seed(sum(name.encode()))
-    model = MODELS[name]().eval()
+    model = (MODELS | SCALED_ROPE)[name]().eval()
     model.generation_config.eos_token_id = None  # `generate` goes on to the end
     with torch.no_grad():
         for parameter in model.parameters():

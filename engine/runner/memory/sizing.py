@@ -40,7 +40,7 @@ def max_model_len_of(
     config: EngineConfig, model: ModelConfig, num_blocks: int, max_steps_in_flight: int
 ) -> int:
     """As asked, or the checkpoint's, cut to what the blocks hold of one sequence."""
-    longest = model.max_position_embeddings
+    longest = model.max_model_len
     if model.encoder is not None:  # a text is computed whole
         longest = min(longest, config.max_num_batched_tokens)
     asked = config.max_model_len or longest

@@ -95,7 +95,10 @@ def test_sharded_and_single_files_load_alike(stored: Callable[[str], Path], tmp_
     assert torch.equal(logits(load(sharded)), logits(load(stored("qwen3"))))
 
 
-@pytest.mark.parametrize("name", ["llama3", "llama2_linear_rope", "mistral_window", "qwen3_tied"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama3", "llama2_linear_rope", "mistral_window", "qwen3_tied", "qwen2_yarn"],
+)
 def test_the_older_form_of_config_json_means_the_same(
     name: str, stored: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -276,10 +279,10 @@ def test_a_defect_is_named(defect: str, llama: Path) -> None:
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
     "no architecture": ({"architectures": None}, "none named"),
-    "rope": ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'.*llama3"),
+    "rope": ({"rope_parameters": {"rope_type": "proportional"}}, "'proportional'.*llama3"),
     "old rope": (
-        {"rope_parameters": ..., "rope_scaling": {"type": "dynamic", "factor": 2.0}},
-        "'dynamic'",
+        {"rope_parameters": ..., "rope_scaling": {"type": "mrope", "factor": 2.0}},
+        "'mrope'",
     ),
     "partial rotation": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     "activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),

@@ -12,12 +12,14 @@ from engine.kernels.attention.types import KVLayer
 from engine.kernels.pointwise import rotary_cache_triton
 from engine.kernels.pointwise.rotary_cache import rotate
 from engine.kernels.pointwise.types import QKNorm, QKVHeads, Rotation
-from engine.layers.rotary import RotaryEmbedding, inverse_frequencies
+from engine.layers.rope_scaling import inverse_frequencies
+from engine.layers.rotary import RotaryEmbedding
 from tests.budget import examples
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
 MAX_POSITIONS, BLOCK_SIZE, NUM_BLOCKS = 40, 4, 9
 EPS = 1e-6
+ATTENTION_FACTOR = 1.25
 
 
 def reference(
@@ -31,7 +33,7 @@ def reference(
         q = q * (q.square().mean(-1, keepdim=True) + norm.eps).rsqrt() * norm.q_weight.double()
         k = k * (k.square().mean(-1, keepdim=True) + norm.eps).rsqrt() * norm.k_weight.double()
     angle = positions[:, None] * inverse_frequencies(dim, 100.0, None).double()
-    turn = torch.polar(torch.ones_like(angle), angle)[:, None]
+    turn = torch.polar(torch.full_like(angle, ATTENTION_FACTOR), angle)[:, None]
 
     def turned(x: Tensor) -> Tensor:
         pairs = torch.complex(x[..., : dim // 2], x[..., dim // 2 :]) * turn
@@ -40,9 +42,16 @@ def reference(
     return turned(q), turned(k), v
 
 
-def rotation(dim: int, positions: Tensor, dtype: torch.dtype, device: torch.device) -> Rotation:
+def rotation(
+    dim: int,
+    positions: Tensor,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention_factor: float = ATTENTION_FACTOR,
+) -> Rotation:
     frequency = inverse_frequencies(dim, 100.0, None).to(device)
-    made = RotaryEmbedding(frequency, dtype, MAX_POSITIONS)(positions)
+    embedding = RotaryEmbedding(frequency, dtype, MAX_POSITIONS, attention_factor=attention_factor)
+    made = embedding(positions)
     assert made.positions is not None and len(made.cos) == MAX_POSITIONS, "a table is looked up"
     return made
 
@@ -147,7 +156,8 @@ def test_a_float8_cache(device: torch.device) -> None:
         qkv[3, 5, 15] = exact[3, 5, 15] = torch.nan
     stored = torch.zeros(2, NUM_BLOCKS, 2, BLOCK_SIZE, 16, device=device).to(torch.float8_e4m3fn)
     cache = KVLayer(stored[0], stored[1], scales[0], scales[1])
-    angles = rotation(16, torch.zeros(4, dtype=torch.int64, device=device), torch.float32, device)
+    start = torch.zeros(4, dtype=torch.int64, device=device)
+    angles = rotation(16, start, torch.float32, device, attention_factor=1.0)
     at = torch.tensor(slots, device=device)
     out = rotary_cache_triton.rotate_and_store(qkv.view(4, 96), heads, None, angles, at, cache)
     assert torch.equal(out, exact[:, :2])
