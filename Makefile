@@ -54,11 +54,11 @@ endif
 tests: $(VENV)/.dev
 	$(SUITE) $(addprefix --ignore=,tests/test_tidy.py tests/test_structure.py tests/test_architecture.py)
 
-# All of it: large budgets, full products, every branch of gateway/auth, a thousand kills, made-up conversations, a soak.
-# The suites of others, which need npm: `make auth-conformance mcp-conformance`.
+# All of it: large budgets, full products, every branch of gateway/auth, a thousand kills, made-up conversations, the suites
+# of others (which need npm), a soak.
 test-nightly: $(VENV)/.dev lint
 	SUITE_BUDGET=nightly $(MAKE) tests auth-coverage
-	$(MAKE) chaos-nightly fuzz soak
+	$(MAKE) chaos-nightly fuzz auth-conformance mcp-conformance soak
 
 # Three times in random order, with every core kept busy by something else; ARGS="4 5" for other orders.
 test-stress: $(VENV)/.dev
