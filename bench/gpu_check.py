@@ -38,7 +38,7 @@ def _registry() -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for module in MODULES:
-        found |= import_module(f"bench.gpu.{module}").CHECKS
+        found |= import_module(f"bench.gpu.checks.{module}").CHECKS
     return found
 
 

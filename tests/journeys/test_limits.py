@@ -63,9 +63,10 @@ def stack(upstream: LiveUpstream) -> Iterator[Stack]:
         yield started
 
 
-def uses(tokens: int) -> Script:
-    """Every answer is said to have used so many tokens in all."""
-    usage = {"prompt_tokens": 10, "completion_tokens": tokens - 10, "total_tokens": tokens}
+def uses(tokens: int, answered: int) -> Script:
+    """Every answer is said to have used so many tokens in all, `answered` of them its own."""
+    usage = {"prompt_tokens": tokens - answered, "completion_tokens": answered}
+    usage["total_tokens"] = tokens
 
     async def script(exchange: Exchange) -> None:
         await exchange.answer(completion(usage=usage))
@@ -100,13 +101,16 @@ def test_spent_tokens_are_a_429_that_says_when_and_the_sdks_own_retry_succeeds(
     stack: Stack, upstream: LiveUpstream
 ) -> None:
     overdrawn = 8_000  # so much that a slow machine cannot make it good in between
-    upstream.play(uses(BURST + overdrawn))
+    upstream.play(uses(BURST + overdrawn, answered=100))
     client = limited(stack, "tokens")
+    # Half of the burst by its size, and no more than a token a byte of what it can be.
+    dense: Any = [{"role": "user", "content": "0" * 2 * BURST}]
     raw = client.chat.completions.with_raw_response.create(
-        model="big", messages=HELLO, max_tokens=100
+        model="big", messages=dense, max_tokens=100
     )
     assert raw.headers["x-ratelimit-limit-tokens"] == str(TOKENS_PER_MINUTE)
-    assert BURST - 200 < int(raw.headers["x-ratelimit-remaining-tokens"]) < BURST
+    left = int(raw.headers["x-ratelimit-remaining-tokens"])
+    assert BURST // 2 - 400 < left < BURST // 2
     assert "x-ratelimit-limit-requests" not in raw.headers, "nothing limits them"
     stack.wait("it is settled, which the answer does not wait for", lambda: not stack.open_leases())
     before = time.monotonic()
@@ -279,7 +283,7 @@ async def test_a_flood_through_two_workers_never_passes_the_bound(
 ) -> None:
     """At most B + 60 r tokens in any minute; over t seconds that is B + r t."""
     used, clients, wanted = 200, 24, 60
-    upstream.play(uses(used))
+    upstream.play(uses(used, answered=used - 10))
     key = await asyncio.to_thread(stack.create_key, "--plan", "tokens")
     request = {"model": "big", "messages": HELLO, "max_tokens": used - 10}
     seen: list[int] = []

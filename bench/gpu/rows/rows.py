@@ -166,6 +166,6 @@ def measurement(name: str) -> Callable[[Any], dict[str, Any]]:
         module, function, arguments = "kernel_rows", "roofline", ()
     else:
         module, function, arguments = named(name).measure
-    found = getattr(import_module(f"bench.gpu.{module}"), function)
+    found = getattr(import_module(f"bench.gpu.rows.{module}"), function)
     made: Callable[[Any], dict[str, Any]] = found(*arguments) if arguments else found
     return made

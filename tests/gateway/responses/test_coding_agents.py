@@ -39,7 +39,7 @@ def worker(
 ) -> Iterator[Running]:
     folder: Path = tmp_path_factory.mktemp("codex")
     core = FakeCore(CONFIG, vocab_size=VOCAB_SIZE)
-    with fresh_worker(databases, redis_server_url, folder, is_patient=True, core=core) as found:
+    with fresh_worker(databases, redis_server_url, folder, core=core) as found:
         yield found
 
 
