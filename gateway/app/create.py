@@ -166,13 +166,14 @@ async def lifespan(app: Litestar) -> AsyncIterator[None]:
         services: Services = await app.state.open(stack)
         app.state.services = services
         # They end first: one that goes on opens a connection to a store that is closed already.
-        periodic = TaskSet()
-        stack.push_async_callback(periodic.close)
-        periodic.spawn(services.periodic_observation().run(), name="observe")
-        periodic.spawn(services.readiness.periodic_probe().run(), name="probe")
-        periodic.spawn(services.idempotency_keys.periodic_sweep().run(), name="sweep")
-        sweep = services.responses.store.periodic_sweep()
-        periodic.spawn(sweep.run(), name="sweep responses")
+        for periodic in (
+            services.periodic_observation(),
+            services.readiness.periodic_probe(),
+            services.idempotency_keys.periodic_sweep(),
+            services.responses.store.periodic_sweep(),
+        ):
+            periodic.start()
+            stack.push_async_callback(periodic.close)
         app.state.begin_drain = partial(begin_drain, services, app.state.drain_timeout_s)
         yield
 
@@ -229,9 +230,9 @@ async def open_services(
     start_bookkeeping(settings, resources)
     near = settings.egress_to_loopback
     auth = await open_auth(resources, issuer=settings.issuer, allow_loopback=near)
-    sealing = TaskSet()
+    sealing = periodic_sealing(system_db, secret)
+    sealing.start()
     stack.push_async_callback(sealing.close)
-    sealing.spawn(periodic_sealing(system_db, secret).run(), name="seal")
     webhooks = open_webhooks(stack, secret, system_db, telemetry, allow_loopback=near)
     engines = connect_engines(settings, settlement, leases)
     fleet = await open_fleet(settings, resources, engines, leases)

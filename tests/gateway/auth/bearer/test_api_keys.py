@@ -4,14 +4,11 @@ second."""
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +16,9 @@ import redis.asyncio
 import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.app.create import connect_redis
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.bearer import api_keys
 from gateway.auth.bearer.api_keys import Authenticator, find_key
@@ -47,13 +43,6 @@ PEPPER, PEPPER_ID = b"p" * 32, "pepper-1"
 PLAN = Plan(name="small", tokens_per_minute=600)
 PROMISED_S = 1.0
 UNKNOWN_KEY = "sk-tg-" + "0" * 43
-
-
-def connect(url: str) -> redis.asyncio.Redis:
-    """As `app` does: it fails fast."""
-    return redis.asyncio.from_url(
-        url, socket_timeout=2.0, socket_connect_timeout=2.0, retry=Retry(NoBackoff(), 0)
-    )
 
 
 async def make_key(db: AsyncEngine, *, expires_at: datetime | None = None) -> CreatedKey:
@@ -106,25 +95,6 @@ class Skewed:
 
     def __call__(self) -> float:
         return time.monotonic() + self.ahead_s
-
-
-@pytest.fixture
-def own_home() -> Iterator[Home]:
-    """For servers that a test may kill."""
-    home = Home(Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp")))
-    home.create()
-    yield home
-    shutil.rmtree(home.root)
-
-
-@pytest.fixture
-async def own_redis(own_home: Home) -> AsyncIterator[tuple[redis.asyncio.Redis, Child]]:
-    child = await embedded.start_redis(own_home, durable=False)
-    store = connect(embedded.redis_url(own_home))
-    yield store, child
-    await store.aclose()
-    child.send_signal(signal.SIGCONT)
-    await child.stop(5)
 
 
 async def seconds_until_refused(authenticator: Authenticator, key: str) -> float:
@@ -270,7 +240,7 @@ async def test_without_redis_known_keys_work_and_are_read_about_once_a_second(
     db: AsyncEngine,
 ) -> None:
     created = await make_key(db)
-    nowhere = connect("redis://127.0.0.1:1")
+    nowhere = connect_redis("redis://127.0.0.1:1")
     authenticator = Authenticator(db=db, redis=nowhere, pepper=PEPPER, pepper_id=PEPPER_ID)
     started = time.monotonic()
     await authenticator.start()

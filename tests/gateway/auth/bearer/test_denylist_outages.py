@@ -4,20 +4,16 @@ Postgres nobody is let in who was not known."""
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 import redis.asyncio
 import sqlalchemy as sa
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.app.create import connect_redis
 from gateway.auth.bearer import revocations
 from gateway.auth.bearer.revocations import Announcement, Revocation, announcing
 from gateway.auth.errors import AuthUnavailable, ExpiredToken
@@ -34,12 +30,6 @@ from tests.gateway.auth.world import World, open_world
 from tests.pace import pace
 
 
-def connect(url: str) -> redis.asyncio.Redis:
-    return redis.asyncio.from_url(
-        url, socket_timeout=2.0, socket_connect_timeout=2.0, retry=Retry(NoBackoff(), 0)
-    )
-
-
 @pytest.fixture
 async def pool(postgres_url: str) -> AsyncIterator[AsyncEngine]:
     engine = create_engine(postgres_url, role=ROLE_SYSTEM, pool_size=10)
@@ -51,24 +41,6 @@ async def pool(postgres_url: str) -> AsyncIterator[AsyncEngine]:
 async def world(pool: AsyncEngine, redis: redis.asyncio.Redis) -> AsyncIterator[World]:
     async with open_world(pool, redis) as made:
         yield made
-
-
-@pytest.fixture
-def own_home() -> Iterator[Home]:
-    home = Home(Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp")))
-    home.create()
-    yield home
-    shutil.rmtree(home.root)
-
-
-@pytest.fixture
-async def own_redis(own_home: Home) -> AsyncIterator[tuple[redis.asyncio.Redis, Child]]:
-    child = await embedded.start_redis(own_home, durable=False)
-    store = connect(embedded.redis_url(own_home))
-    yield store, child
-    await store.aclose()
-    child.send_signal(signal.SIGCONT)
-    await child.stop(5)
 
 
 @pytest.mark.parametrize("trouble", [signal.SIGKILL, signal.SIGSTOP])
@@ -135,7 +107,7 @@ async def test_who_revokes_without_redis_is_noticed_by_those_who_have_it(world: 
     async with asyncio.timeout(30):
         while world.tokens.denylist._behind:
             await asyncio.sleep(0.01)
-    nowhere = connect("redis://127.0.0.1:1")
+    nowhere = connect_redis("redis://127.0.0.1:1")
     with pytest.raises(ChangeNotAnnounced):
         async with announcing(nowhere, clock=world.clock) as told, world.db.begin() as conn:
             await told.revoke(conn, org_id=world.org_id, kind="token", subject=claims.jti)
@@ -209,7 +181,7 @@ async def test_without_both_nobody_is_let_in(own_home: Home) -> None:
     with_cluster(own_home)
     postgres = await embedded.start_postgres(own_home)
     valkey = await embedded.start_redis(own_home, durable=False)
-    store = connect(embedded.redis_url(own_home))
+    store = connect_redis(embedded.redis_url(own_home))
     db = create_engine(embedded.postgres_url(own_home))
     async with open_world(db, store) as world:
         token = await a_token(world)
