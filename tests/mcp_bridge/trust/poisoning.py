@@ -3,8 +3,11 @@
 The attacks are written after public descriptions of tool poisoning, shadowing, line jumping,
 full-schema poisoning, EchoLeak and others, in words of their own; the ordinary ones after what
 public servers offer. What an attack hides in an encoding stands there in the clear, `{hex:...}`,
-and is encoded when it is read. The files `held_out_...`
-were written once the rules were there, and no rule was changed for them.
+and is encoded when it is read.
+
+The rules were made with `attacks.jsonl` and `benign.jsonl`. The files `held_out_...` and
+`second_held_out_...` were written before rules changed that they measure, and no rule was changed
+for one of them.
 """
 
 from __future__ import annotations
@@ -15,11 +18,14 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import msgspec
 
+Part = Literal["", "held_out_", "second_held_out_"]
+"""Names a part by what its files begin with."""
+PARTS: tuple[Part, ...] = ("", "held_out_", "second_held_out_")
 FOLDER = Path(__file__).parent / "corpus"
 MARK = re.compile(
     r"\{(b64|b64split|hex|hexsp|spaced|dotted|leet|rot13|reversed|url|html|tags):([^{}]*)\}"
@@ -57,25 +63,42 @@ class Sample(msgspec.Struct, frozen=True):
     tool: dict[str, Any]
 
 
-def sample_of(kind: str, name: str, description: str, arguments: dict[str, str]) -> Sample:
-    said = MARK.sub(lambda found: ENCODINGS[found[1]](found[2]), description)
+def encoded(value: Any) -> Any:
+    """Return a value in whose texts each mark is encoded."""
+    if isinstance(value, str):
+        return MARK.sub(lambda found: ENCODINGS[found[1]](found[2]), value)
+    if isinstance(value, dict):
+        return {key: encoded(each) for key, each in value.items()}
+    return [encoded(each) for each in value] if isinstance(value, list) else value
+
+
+def sample_of(
+    kind: str,
+    name: str,
+    description: str,
+    arguments: dict[str, str | dict[str, Any]],
+    more: dict[str, Any] | None = None,
+) -> Sample:
+    """Make a definition. `arguments`: by name, a description or a schema. `more`: members of the
+    tool that stand beside these, or in place of them."""
     properties = {
-        each: {"type": "string", **({"description": text} if text else {})}
-        for each, text in arguments.items()
+        each: said
+        if isinstance(said, dict)
+        else {"type": "string", **({"description": said} if said else {})}
+        for each, said in arguments.items()
     }
     schema = {"type": "object", "properties": properties}
-    tool = {"name": name, "description": said, "inputSchema": schema}
-    return Sample(kind, tool)
+    tool = {"name": name, "description": description, "inputSchema": schema, **(more or {})}
+    return Sample(kind, encoded(tool))
 
 
-def attacks(*, held_out: bool = False) -> list[Sample]:
-    return [sample_of(*one) for one in lines_of("attacks.jsonl", held_out)]
+def attacks(part: Part) -> list[Sample]:
+    return [sample_of(*one) for one in lines_of(f"{part}attacks.jsonl")]
 
 
-def ordinary(*, held_out: bool = False) -> list[Sample]:
-    return [sample_of("", *one) for one in lines_of("benign.jsonl", held_out)]
+def ordinary(part: Part) -> list[Sample]:
+    return [sample_of("", *one) for one in lines_of(f"{part}benign.jsonl")]
 
 
-def lines_of(name: str, held_out: bool) -> list[Any]:
-    path = FOLDER / ("held_out_" * held_out + name)
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def lines_of(name: str) -> list[Any]:
+    return [json.loads(line) for line in (FOLDER / name).read_text().splitlines()]
