@@ -29,10 +29,10 @@ def cycles(nightly: int, daily: int) -> int:
     return nightly if NIGHTLY else daily
 
 
-def part_of(cases: Iterable[str]) -> list[Any]:
-    """Return the cases as parameters, of which all but one in `PART` are for the night."""
+def part_of(cases: Iterable[str], part: int = PART) -> list[Any]:
+    """Return the cases as parameters, of which all but one in `part` are for the night."""
     return [
-        case if number % PART == 0 else pytest.param(case, marks=NIGHT)
+        case if number % part == 0 else pytest.param(case, marks=NIGHT)
         for number, case in enumerate(cases)
     ]
 

@@ -14,7 +14,6 @@ import os
 import random
 import shutil
 import ssl
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from pathlib import Path
@@ -26,6 +25,8 @@ import pytest
 import redis.asyncio
 from argon2.profiles import CHEAPEST
 from hypothesis import HealthCheck, settings
+from sqlalchemy import Engine, util
+from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.login import passwords
@@ -34,6 +35,7 @@ from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
 from tests.budget import NIGHTLY, examples
 from tests.databases import Databases, with_cluster
+from tests.scratch import make_scratch, remove_leftovers
 
 KERNELS = Path(__file__).parent / "engine" / "kernels"
 INTERPRETED = shutil.which("nvidia-smi") is None
@@ -58,6 +60,11 @@ settings.load_profile("shared cores")
 
 SEED = os.environ.get("SUITE_ORDER")
 """Where it is set, the order of files, and of the tests within a file, is drawn with this seed."""
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        remove_leftovers()
 
 
 def pytest_report_header() -> list[str]:
@@ -135,10 +142,24 @@ def certificates() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once() -> Iterator[None]:
+    """Compile a statement once in a process, not once for each pool: a test makes three of them."""
+    compiled: util.LRUCache[Any, Any] = util.LRUCache(4000)
+    the_same = property(lambda engine: compiled, lambda engine, its_own: None)
+    with pytest.MonkeyPatch.context() as patch:
+        # Part of the cache's key: all of this class render the same.
+        patch.setattr(PGDialect_asyncpg, "__eq__", lambda one, other: type(one) is type(other))
+        patch.setattr(PGDialect_asyncpg, "__hash__", lambda dialect: hash(type(dialect)))
+        patch.setattr(Engine, "_compiled_cache", the_same, raising=False)
+        patch.setattr(util, "get_cls_kwargs", cache(util.get_cls_kwargs))
+        yield
+
+
 @pytest.fixture(scope="session")
 def throwaway_home() -> Iterator[Home]:
-    """A home in /tmp, short enough for sockets, removed at the end of the session."""
-    folder = Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp"))
+    """A home whose path is short enough for sockets, removed at the end of the session."""
+    folder = make_scratch()
     home = Home(folder)
     home.create()
     yield home

@@ -20,6 +20,7 @@ import msgspec
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
 from migrations.runner import migrate
+from tests.scratch import scratch_for_a_while
 
 TEMPLATE = "template_migrated"
 MAX_LOANS = 60
@@ -79,7 +80,7 @@ def with_cluster(home: Home) -> None:
 def migrated() -> tempfile.TemporaryDirectory[str]:
     """A home with a cluster that has the newest schema and no row: made once in a process, and gone
     with it."""
-    folder = tempfile.TemporaryDirectory(prefix="tgm-", dir="/tmp")
+    folder = scratch_for_a_while()
     home = Home(Path(folder.name))
     home.create()
 

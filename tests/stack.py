@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from gateway.db import create_engine
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
 from tests.databases import with_cluster
+from tests.scratch import make_scratch
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -264,7 +264,7 @@ class Stack:
 @contextmanager
 def running(**options: Any) -> Iterator[Stack]:
     """A stack with these options in a folder of its own; stopped as a user would, and gone."""
-    folder = Path(tempfile.mkdtemp(prefix="tgs-", dir="/tmp"))
+    folder = make_scratch()
     stack = Stack(folder / "home", **options)
     try:
         yield stack.start()

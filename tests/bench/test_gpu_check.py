@@ -16,13 +16,10 @@ from bench.gpu.findings import Finding, differing, poisoned, relative, summary
 from bench.gpu.supervise import supervise, supervise_at_once
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = (
-    "norms",
-    "attention: decode",
-    "sampling: broken rows",
-    "engine: checkpoint in awq",
-)
+QUICK = ("norms", "sampling: broken rows")
 WITH_REFERENCE = (
+    "attention: decode",
+    "engine: checkpoint in awq",
     "linear: int8",
     "engine: adapters",
     "engine: checkpoint in fp8 blocks",

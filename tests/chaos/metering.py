@@ -13,13 +13,11 @@ import random
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from multiprocessing.context import ForkServerProcess
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -51,6 +49,7 @@ from tests.chaos.metered import (
     Site,
     run_process,
 )
+from tests.scratch import make_scratch
 
 POSTGRES = "postgres"
 VICTIMS = (*GATEWAYS, *GATEWAYS, *SHIPPERS, *INVOICERS, POSTGRES, POSTGRES)
@@ -59,9 +58,6 @@ PROGRESS_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
 LONG_ENOUGH = timedelta(days=70)
 """After the last event its period has ended, and so has its grace."""
-MEMORY = Path("/dev/shm")
-"""A kill takes what a process holds and leaves the disk; this one is as good, and fast."""
-ROOM_BYTES = 1 << 30
 PRELOADED = ["tests.chaos.metered", "psutil", "migrations.runner"]
 
 
@@ -305,9 +301,7 @@ async def run(
 ) -> Verdict:
     """Kill so often, let everything come to rest, and judge. until_late: there must be usage that
     came too late for its invoice, however few kills there are."""
-    roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM_BYTES
-    parent = MEMORY if roomy else None
-    folder = Path(tempfile.mkdtemp(prefix="tg-chaos-", dir=parent))
+    folder = make_scratch()
     site = Site(Home(folder), saves_early)
     site.home.create()
     site.pass_days(0)

@@ -223,6 +223,7 @@ async def test_an_engine_that_dies_before_the_first_token_is_asked_again_when_it
     await check_books(stack)
 
 
+@pytest.mark.nightly
 def test_a_killed_parent_leaves_nothing_behind_after_the_next_start(stack: Stack) -> None:
     first = stack.client().chat.completions.create(
         model="penny", messages=[{"role": "user", "content": "Hello"}], max_tokens=5

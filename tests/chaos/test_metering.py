@@ -24,6 +24,7 @@ async def test_kills_lose_nothing_double_nothing_and_invent_nothing() -> None:
     assert verdict.invoices > KILLS // 20 * len(ACCOUNTS) and verdict.late > 0
 
 
+@pytest.mark.nightly
 async def test_an_offset_that_is_saved_before_the_commit_is_caught() -> None:
     verdict = await run(KILLS_THAT_TELL, seed=6, saves_early=True)
     assert verdict.lost and not verdict.sound

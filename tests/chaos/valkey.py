@@ -6,16 +6,15 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import redis
 
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
 from gateway.processes.child_processes import Child
+from tests.scratch import make_scratch
 
 DATA = (".aof", ".rdb", ".manifest")
 
@@ -55,7 +54,7 @@ class Valkey:
 @contextmanager
 def valkey() -> Iterator[Valkey]:
     """One that is not started yet; ended and gone at the end."""
-    home = Home(Path(tempfile.mkdtemp(prefix="tgv-", dir="/tmp")))
+    home = Home(make_scratch())
     home.create()
     made = Valkey(home)
     try:

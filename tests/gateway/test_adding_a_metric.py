@@ -7,6 +7,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.copied_product import copy_product, run_copy
 from tests.test_tidy import ROOMS, ROOT
 
@@ -32,6 +34,7 @@ INSERTED = {
 }
 
 
+@pytest.mark.nightly
 def test_a_metric_is_added_in_at_most_two_places(tmp_path: Path) -> None:
     assert copy_product(tmp_path, lines=INSERTED) == 3
     shared = tmp_path / "metrics"

@@ -16,7 +16,7 @@ from openai import OpenAI
 from tests.chaos.test_kills import balance
 from tests.gateway.fuzz.asking import Asker
 from tests.journeys.sdk.sdk_shapes import extras, said_by, said_in
-from tests.stack import Stack, running
+from tests.stack import Stack
 
 pytestmark = pytest.mark.slow
 
@@ -50,12 +50,6 @@ ASKED_AS_MESSAGE: dict[str, dict[str, Any]] = {
     "a named call": {"tool_choice": {"type": "tool", "name": "look"}, "temperature": 1},
     "a call that breaks off": {"tool_choice": {"type": "any"}, "max_tokens": 9},
 }
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    with running() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -33,6 +32,7 @@ from gateway.processes import embedded_databases as embedded
 from tests.billing.ingestion.test_ingest import rows
 from tests.billing.samples import an_attempt, an_event
 from tests.databases import with_cluster
+from tests.scratch import make_scratch
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ async def test_postgres_killed_in_the_middle_of_ingest_books_everything_once(
     """kill -9 of the server, twice, while events arrive; closes never notice."""
     monkeypatch.setattr(worker, "MAX_BATCH", 50)
     monkeypatch.setattr(worker, "MAX_BACKOFF_S", 0.5)
-    folder = Path(tempfile.mkdtemp(prefix="tg-kill-", dir="/tmp"))
+    folder = make_scratch()
     home = Home(folder)
     with_cluster(home)
     child = await embedded.start_postgres(home)

@@ -22,6 +22,7 @@ from engine.errors import ConfigError
 from engine.kernels.attention.types import AttentionShape
 from engine.runner.memory import sizing
 from engine.transport.startup import Startup
+from tests.budget import NIGHT
 
 ROOT = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
@@ -192,7 +193,7 @@ print(memory("VmHWM") - before - cache_bytes, bound)
 """
 
 
-@pytest.mark.parametrize(("num_prompts", "length"), [(1, 2000), (64, 32)])
+@pytest.mark.parametrize(("num_prompts", "length"), [pytest.param(1, 2000, marks=NIGHT), (64, 32)])
 def test_a_step_stays_below_its_bound(num_prompts: int, length: int, folder: Path) -> None:
     """One long prompt, and as many sequences as may sample at once."""
     done = subprocess.run(

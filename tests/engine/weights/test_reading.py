@@ -26,6 +26,7 @@ from engine.weights.reading import (
     Source,
     TensorReader,
 )
+from tests.budget import NIGHT
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU = torch.device("cpu")
@@ -166,7 +167,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=NIGHT), "bfloat16"])
 def test_a_load_takes_the_models_memory_and_little_more(dtype: str, large: Path) -> None:
     """Beyond the model: staging buffers where the dtype changes, one layer's parts while they are
     put together and packed, and what malloc is told to keep of what was freed. A second copy of

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from click.testing import CliRunner, Result
 from gateway.cli.main import COLUMNS, tollgate
 from gateway.home import Home, HomeLock
 from gateway.settings.file import SettingsError
+from tests.scratch import make_scratch
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = re.compile(r"sk-tg-(admin-)?[0-9A-Za-z]{43}")
@@ -29,7 +29,7 @@ KEY = re.compile(r"sk-tg-(admin-)?[0-9A-Za-z]{43}")
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """In /tmp: pytest's own folders are too long for a socket."""
-    made = Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp"))
+    made = make_scratch()
     yield made
     shutil.rmtree(made)
 

@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +27,8 @@ from gateway.processes import embedded_databases as embedded
 from gateway.processes.child_processes import end_leftovers
 from gateway.secret import Secret
 from migrations.runner import migrate
+from tests.budget import NIGHT
+from tests.scratch import make_scratch
 
 AS_ROOT = os.geteuid() == 0
 NOBODY = 65534
@@ -36,8 +37,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """In /tmp: pytest's own folders are too long for a socket."""
-    made = Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp"))
+    """Pytest's own folders are too long for a socket."""
+    made = make_scratch()
     yield made
     shutil.rmtree(made)
 
@@ -211,7 +212,10 @@ assert home.postgres.stat().st_uid == uid
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="every other test here already runs as an ordinary user")
-@pytest.mark.parametrize("uid", [NOBODY, 54_321], ids=["an account", "a number"])
+@pytest.mark.parametrize(
+    "uid",
+    [pytest.param(NOBODY, id="an account", marks=NIGHT), pytest.param(54_321, id="a number")],
+)
 def test_as_an_ordinary_user(folder: Path, uid: int) -> None:
     os.chown(folder, uid, uid)
     become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--"]

@@ -11,7 +11,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ import pytest
 from gateway.home import Home
 from gateway.processes import supervisor
 from tests.databases import with_cluster
+from tests.scratch import make_scratch
 
 ROOT = Path(__file__).resolve().parents[3]
 START_TIMEOUT_S = 90.0
@@ -95,7 +95,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @contextmanager
 def made() -> Iterator[Up]:
-    folder = Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp"))
+    folder = make_scratch()
     up = Up(folder)
     yield up
     if up.runs():

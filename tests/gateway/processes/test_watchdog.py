@@ -7,7 +7,6 @@ import asyncio
 import os
 import signal
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +19,7 @@ from gateway.processes import watchdog
 from gateway.processes.child_processes import Child, spawn
 from gateway.processes.restarter import Restarter
 from gateway.processes.watchdog import Watchdog
+from tests.scratch import scratch_for_a_while
 
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 1.5
@@ -59,7 +59,7 @@ class Place:
 
 @pytest.fixture
 async def place() -> AsyncIterator[Place]:
-    with tempfile.TemporaryDirectory(prefix="tgw-", dir="/tmp") as folder:
+    with scratch_for_a_while() as folder:
         made = Place(Path(folder))
         yield made
         await made.restarter.stop(1)

@@ -320,7 +320,7 @@ async def test_verbs_with_another_tenants_ids_find_nothing_and_change_nothing(
     await pool.dispose()
 
 
-@pytest.mark.parametrize("name", part_of(WITH_IDS))
+@pytest.mark.parametrize("name", part_of(WITH_IDS, 12))
 async def test_with_ones_own_ids_the_same_call_finds_something(
     db: AsyncEngine, redis: Redis, name: str
 ) -> None:

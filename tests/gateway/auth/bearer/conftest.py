@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 import redis.asyncio
@@ -15,12 +13,13 @@ from gateway.app.create import connect_redis
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
 from gateway.processes.child_processes import Child
+from tests.scratch import make_scratch
 
 
 @pytest.fixture
 def own_home() -> Iterator[Home]:
     """For servers that a test may kill."""
-    home = Home(Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp")))
+    home = Home(make_scratch())
     home.create()
     yield home
     shutil.rmtree(home.root)

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 import redis.asyncio
@@ -23,6 +21,7 @@ from gateway.limits.redis.data_loss import EverUsed, never
 from gateway.limits.redis.local_buckets import BURST_PARTS, SHARE, LocalBuckets
 from gateway.principal import Plan, Principal
 from gateway.processes import embedded_databases as embedded
+from tests.scratch import make_scratch
 
 TPM = 60_000
 PLAN = Plan(name="p", tokens_per_minute=TPM)
@@ -62,7 +61,7 @@ class Store:
 
 @pytest.fixture
 async def store() -> AsyncIterator[Store]:
-    home = Home(Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp")))
+    home = Home(make_scratch())
     home.create()
     made = Store(home)
     await made.start()
