@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEARTBEAT_INTERVAL_S = 1.0
 """How often a step loop that turns, idle or not, is heard of at least."""
@@ -28,6 +28,9 @@ are found by the gateway, which aborts and reports `stop` itself."""
 
 MAX_GRAMMAR_BYTES = 128 * 1024
 """The bound on a grammar's text in UTF-8."""
+MAX_PROMPT_SCORES = 2**18
+"""The bound on log-probabilities told of one prompt: each of its tokens has its own and
+`SamplingParams.prompt_logprobs` others."""
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -206,6 +209,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
     chosen: TokenLogprob
     top: list[TokenLogprob]
+    rank: int | None = None
+    """The rank of the chosen one among all tokens, from 1; None: not a prompt's."""
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

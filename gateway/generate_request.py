@@ -121,6 +121,8 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
     """None: not said, so the answer has no place for them."""
     return_tokens_as_token_ids: bool = False
     """Name the tokens of log-probabilities `token_id:5`."""
+    form: OutputForm | None = None
+    """None: whatever the model says."""
     priority: int = 0
     """Of what its organization has waiting in the lane the smallest is run first."""
 
@@ -146,8 +148,6 @@ class ChatPrompt(OutputOptions, frozen=True, kw_only=True):
     """Variables of the chat template, by its own names."""
     breakpoints: tuple[CacheBreakpoint, ...] = ()
     """At most `MAX_BREAKPOINTS`, in order; for a model whose cache contract is explicit."""
-    form: OutputForm | None = None
-    """None: whatever the model says."""
     reasoning_effort: ReasoningEffort | None = None
     """None: as the model does."""
     effort_param: str = "reasoning_effort"

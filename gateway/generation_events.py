@@ -130,8 +130,8 @@ class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
     """vLLM's entry of `prompt_logprobs`."""
 
     logprob: float
-    rank: int | None
-    """From 1, of the likeliest that were asked for; None: it is none of them."""
+    rank: int
+    """From 1, among all tokens."""
     decoded_token: str
 
 

@@ -87,7 +87,7 @@ def likeliest(token_id: int, num_top: int) -> TokenLogprobs:
     chosen = TokenLogprob(token_id, -0.5)
     others = (other for other in count(1) if other != token_id)
     top = [chosen, *(TokenLogprob(next(others), -1.0 - rank) for rank in range(num_top))]
-    return TokenLogprobs(chosen, top[:num_top])
+    return TokenLogprobs(chosen, top[:num_top], 1)
 
 
 class _FakeRequest:

@@ -12,6 +12,7 @@ from typing import get_args
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.protocol import (
     MAX_GRAMMAR_BYTES,
+    MAX_PROMPT_SCORES,
     NOTHING_SAMPLED,
     EngineRequest,
     Grammar,
@@ -24,12 +25,9 @@ MAX_CHOICES = 128
 MAX_EMBEDDED = 2048
 """Prompts of a request that embeds (OpenAI's)."""
 MAX_LOGPROBS = 20
-"""Largest `SamplingParams.logprobs` (OpenAI's top_logprobs)."""
+"""Largest `SamplingParams.logprobs` (OpenAI's top_logprobs) and `prompt_logprobs` (vLLM's)."""
 MAX_LOGPROB_TOKEN_IDS = 128
 """vLLM's bound on tokens named for their logprobs."""
-MAX_PROMPT_LOGPROBS = 5
-"""The bound on logprobs of each prompt token, since a prompt may be long (OpenAI's, of a legacy
-completion)."""
 # Beyond these a number means nothing, and float32, in which logits are adjusted, may make 0 or
 # infinity of it.
 MAX_TEMPERATURE = 100.0
@@ -64,12 +62,22 @@ def check_request(request: EngineRequest, *, vocab_size: int, max_model_len: int
     elif request.sampling != NOTHING_SAMPLED:
         raise InvalidRequest("sampling is not for embeddings", param="sampling")
     longest = max(map(len, request.prompts))
+    _check_scores(request.sampling, longest)
     if longest > max_model_len - (not request.embed):
         what = "an embedding's prompt" if request.embed else "prompt and answer together"
         raise ContextLengthExceeded(
             f"the prompt has {longest} tokens, but {what} may have {max_model_len}",
             param="prompt_token_ids",
         )
+
+
+def _check_scores(p: SamplingParams, num_tokens: int) -> None:
+    if p.prompt_logprobs is not None and num_tokens * (1 + p.prompt_logprobs) > MAX_PROMPT_SCORES:
+        most = MAX_PROMPT_SCORES // num_tokens - 1
+        message = f"at most {most} of a prompt of {num_tokens} tokens"
+        if most < 0:
+            message = f"of a prompt of at most {MAX_PROMPT_SCORES} tokens"
+        raise _must_be("prompt_logprobs", message)
 
 
 def _check_choices(request: EngineRequest) -> None:
@@ -199,8 +207,8 @@ def _check_ids(p: SamplingParams, vocab_size: int) -> None:
         raise _must_be("logprob_token_ids", "beside logprobs")
     if not all(i in ids for i in p.logprob_token_ids):
         raise _must_be("logprob_token_ids", _known(vocab_size))
-    if p.prompt_logprobs is not None and not 0 <= p.prompt_logprobs <= MAX_PROMPT_LOGPROBS:
-        raise _must_be("prompt_logprobs", f"between 0 and {MAX_PROMPT_LOGPROBS}")
+    if p.prompt_logprobs is not None and not 0 <= p.prompt_logprobs <= MAX_LOGPROBS:
+        raise _must_be("prompt_logprobs", f"between 0 and {MAX_LOGPROBS}")
     if p.logit_bias:
         bias = MAX_LOGIT_BIAS
         if not all(i in ids for i in p.logit_bias):

@@ -114,7 +114,8 @@ name-of-two ::= [a-c]
 """
 
 
-def test_async_and_each_form_that_can_be_asked_for(stack: Stack) -> None:
+@pytest.mark.parametrize("surface", ["chat", "completions"])
+def test_async_and_each_form_that_can_be_asked_for(stack: Stack, surface: str) -> None:
     schema = {
         "type": "object",
         "properties": {"a": {"enum": [1, 2]}},
@@ -125,25 +126,25 @@ def test_async_and_each_form_that_can_be_asked_for(stack: Stack) -> None:
     forms: list[dict[str, Any]] = [
         {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "json_schema", "json_schema": strict}},
-        {"extra_body": {"structured_outputs": {"json": schema}}},
-        {"extra_body": {"structured_outputs": {"regex": "[0-9]{3}-[a-c]{1,4}x"}}},
-        {"extra_body": {"structured_outputs": {"choice": ["yes", "no way"]}}},
-        {"extra_body": {"guided_grammar": 'start: "<" /[a-z]{2,5}/ ">"'}},
-        {"extra_body": {"structured_outputs": {"grammar": EBNF}}},
+        {"structured_outputs": {"json": schema}},
+        {"structured_outputs": {"regex": "[0-9]{3}-[a-c]{1,4}x"}},
+        {"structured_outputs": {"choice": ["yes", "no way"]}},
+        {"guided_grammar": 'start: "<" /[a-z]{2,5}/ ">"'},
+        {"structured_outputs": {"grammar": EBNF}},
     ]
 
     async def ask_all() -> list[str]:
         key = stack.credentials
         async with AsyncOpenAI(base_url=key["base_url"], api_key=key["api_key"]) as client:
-            options = {"temperature": 0.7, "max_tokens": 300}
-            tasks = [
-                client.chat.completions.create(**asked(**options, **form), stream=False)
-                for form in forms
-            ]
-            answers = await asyncio.gather(*tasks)
-        reasons = [answer.choices[0].finish_reason for answer in answers[1:]]
-        assert reasons == ["stop"] * len(reasons)
-        return [answer.choices[0].message.content or "" for answer in answers]
+            create: Any = client.completions.create
+            options: dict[str, Any] = {"model": "penny", "prompt": "It is", "seed": 7}
+            if surface == "chat":
+                create, options = client.chat.completions.create, asked()
+            options |= {"temperature": 0.7, "max_tokens": 300}
+            answers = await asyncio.gather(*(create(**options, extra_body=each) for each in forms))
+        choices = [answer.choices[0] for answer in answers]
+        assert {each.finish_reason for each in choices[1:]} == {"stop"}
+        return [each.message.content if surface == "chat" else each.text for each in choices]
 
     texts = asyncio.run(ask_all())
     assert texts[0].startswith("{")

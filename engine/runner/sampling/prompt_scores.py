@@ -30,21 +30,21 @@ class PromptScores:
     """The scores that a step gives of prompts, first of all on the device."""
 
     def __init__(self, spans: Rows[ScoredSpan], found: Download) -> None:
-        """found: float32 [R, 1 + k], int64 [R, k]: log-probabilities of the token that stands there
-        and of the most likely ones, and which these are."""
+        """found: float32 [R, 1 + k], int64 [R, 1 + k]: log-probabilities of the token that stands
+        there and of the most likely ones; the rank of the former, and which the latter are."""
         self._spans = spans
         self._found = found
 
     def results(self) -> dict[Key, list[TokenLogprobs]]:
         """Waits for the device. One whose numbers are not finite is left out."""
-        values, top = self._found.wait()
+        values, ids = self._found.wait()
         scores: dict[Key, list[TokenLogprobs]] = {}
         start = 0
         for span in self._spans:
             rows = slice(start, start + len(span.next_ids))
             start = rows.stop
             if values[rows].isfinite().all():
-                scores[span.seq.key] = _entries(span, values[rows].tolist(), top[rows].tolist())
+                scores[span.seq.key] = _entries(span, values[rows].tolist(), ids[rows].tolist())
         return scores
 
 
@@ -69,8 +69,8 @@ class PromptScorer:
         ]
         if self._transfers is None:
             self._transfers = Transfers(device)
-        values, top = (torch.cat(part) for part in zip(*found, strict=True))
-        return PromptScores(spans, self._transfers.download(values, top))
+        values, ids = (torch.cat(part) for part in zip(*found, strict=True))
+        return PromptScores(spans, self._transfers.download(values, ids))
 
     def _look(
         self, states: States, rows: Tensor, next_ids: Tensor, num_top: int
@@ -78,7 +78,8 @@ class PromptScorer:
         logprobs = self._model.logits(states, rows).float().log_softmax(dim=-1)
         top = logprobs.topk(min(num_top, logprobs.shape[1]), dim=-1)
         chosen = logprobs.gather(1, next_ids[:, None])
-        return torch.cat((chosen, top.values), dim=1), top.indices
+        rank = (logprobs > chosen).sum(dim=1, keepdim=True) + 1
+        return torch.cat((chosen, top.values), dim=1), torch.cat((rank, top.indices), dim=1)
 
 
 def _num_top(span: ScoredSpan) -> int:
@@ -86,13 +87,14 @@ def _num_top(span: ScoredSpan) -> int:
 
 
 def _entries(
-    span: ScoredSpan, values: list[list[float]], top: list[list[int]]
+    span: ScoredSpan, values: list[list[float]], ids: list[list[int]]
 ) -> list[TokenLogprobs]:
-    most = _num_top(span)
+    end = 1 + _num_top(span)
     return [
         TokenLogprobs(
             TokenLogprob(token_id, row[0]),
-            list(map(TokenLogprob, ids[:most], row[1 : 1 + most])),
+            list(map(TokenLogprob, top[1:end], row[1:end])),
+            top[0],
         )
-        for token_id, row, ids in zip(span.next_ids, values, top, strict=True)
+        for token_id, row, top in zip(span.next_ids, values, ids, strict=True)
     ]

@@ -172,12 +172,14 @@ def to_prompt_logprobs(
     """Return what vLLM says of a prompt, with at most so many of the likeliest of each place."""
     found: list[dict[str, PromptLogprob] | None] = [None]
     for entry in scores:
-        ranks = {each.token_id: rank for rank, each in enumerate(entry.top, 1)}
+        assert entry.rank is not None, "a prompt's"
+        ranks = {entry.chosen.token_id: entry.rank}
+        ranks |= {each.token_id: rank for rank, each in enumerate(entry.top, 1)}
         found.append(
             {
                 str(each.token_id): PromptLogprob(
                     logprob=max(each.logprob, UNLIKELY),
-                    rank=ranks.get(each.token_id),
+                    rank=ranks[each.token_id],
                     decoded_token=tokenizer.token_bytes(each.token_id).decode(errors="replace"),
                 )
                 for each in (entry.chosen, *entry.top[:most])

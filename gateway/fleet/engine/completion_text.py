@@ -6,7 +6,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import msgspec
 
@@ -49,10 +49,11 @@ class CompletionText(Choices):
         n: int,
         tokenizer: Tokenizer,
         contract: ContractName,
+        ends: Container[int] | None = None,
     ) -> None:
-        """`prompts`: the same as token ids."""
+        """`prompts`: the same as token ids. `ends`: see `ChoiceText`."""
         kind: type[ChoiceText] = EmptyCompletionText if prompt.max_tokens == 0 else PlainChoice
-        choices = [kind(i, prompt, tokenizer) for i in range(n * len(prompts))]
+        choices = [kind(i, prompt, tokenizer, ends) for i in range(n * len(prompts))]
         super().__init__(choices, PromptReports(prompt, prompts, n, tokenizer), contract)
         self._prompt, self._prompts, self._n = prompt, prompts, n
         self._tokenizer = tokenizer

@@ -5,12 +5,12 @@ Made by `replica` of conversations, by `plain_jobs` of plain prompts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Protocol
 
 import msgspec
 
-from engine.protocol import EngineOutput, EngineRequest, SamplingParams
+from engine.protocol import EngineOutput, EngineRequest, ReplicaStatus, SamplingParams
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes
 from gateway.fleet.engine.model_format import RenderedPrompt
 from gateway.generate_request import OutputForm, OutputOptions
@@ -85,3 +85,11 @@ def to_sampling(
         prompt_logprobs=prompt.prompt_logprobs,
         grammar=None if form is None else form.grammar,
     )
+
+
+def ends_of(
+    prompt: OutputOptions, form: OutputForm | None, status: ReplicaStatus
+) -> Container[int] | None:
+    """Return the tokens that end an output kept to a form, which may be complete without any of
+    these; None: whichever comes last."""
+    return None if form is None else {*status.eos_token_ids, *prompt.stop_token_ids}

@@ -16,7 +16,7 @@ from engine.errors import InvalidRequest
 from engine.protocol import EngineOutput, EngineRequest, ReplicaStatus
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.completion_text import CompletionText
-from gateway.fleet.engine.job import EngineJob, check_token_ids, to_sampling
+from gateway.fleet.engine.job import EngineJob, check_token_ids, ends_of, to_sampling
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import PreparedRequest
 from gateway.generate_request import (
@@ -70,10 +70,12 @@ class PlainJobs:
         check_token_ids(prompt, status.vocab_size)
         at_least = max(asked, 1)  # an engine says one token in any case
         found = await self.encoded(prompt.prompts, "prompt", status, priority, room=at_least)
-        sampling = to_sampling(prompt, at_least)
+        sampling, names = to_sampling(prompt, at_least, prompt.form), COMPLETION_NAMES
         if prompt.echo and prompt.logprobs is not None:
             most = max(prompt.logprobs, prompt.prompt_logprobs or 0)
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=most)
+            if most != prompt.prompt_logprobs:
+                names = {**COMPLETION_NAMES, "prompt_logprobs": "logprobs"}
         return PreparedRequest(
             request=request,
             input_tokens=sum(map(len, found)),
@@ -89,9 +91,16 @@ class PlainJobs:
                     priority=prompt.priority,
                 ),
                 reader=partial(
-                    CompletionText, prompt, found, request.n, self._tokenizer, self._contract
+                    CompletionText,
+                    prompt,
+                    found,
+                    request.n,
+                    self._tokenizer,
+                    self._contract,
+                    ends_of(prompt, prompt.form, status),
                 ),
-                param_names=COMPLETION_NAMES,
+                param_names=names,
+                form=prompt.form,
             ),
         )
 

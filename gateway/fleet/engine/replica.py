@@ -8,7 +8,7 @@ only.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Container
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -29,7 +29,7 @@ from engine.text.tokenizer import Tokenizer
 from engine.transport.client import Engine
 from gateway.fleet.engine.cache_outcome import Circumstances, outcome_of, prefix_digest
 from gateway.fleet.engine.choice_text import GenerationText
-from gateway.fleet.engine.job import EngineJob, check_token_ids, to_sampling
+from gateway.fleet.engine.job import EngineJob, check_token_ids, ends_of, to_sampling
 from gateway.fleet.engine.kept_prefixes import (
     KeepRequest,
     OnAsked,
@@ -372,16 +372,9 @@ class EngineReplica:
             self._cache_contract,
             prompt_token_ids=rendered.token_ids,
             breakpoints=job.prefixes.breakpoints,
-            ends=self._ends(prompt, rendered),
+            ends=ends_of(prompt, rendered.form, self._status()),
             parsing=self._format_of_chats().parsing(prompt, rendered),
         )
-
-    def _ends(self, prompt: ChatPrompt, rendered: RenderedPrompt) -> Container[int] | None:
-        """Return the tokens that end an output kept to a form, which may be complete without any of
-        these."""
-        if rendered.form is None:
-            return None
-        return {*self._status().eos_token_ids, *prompt.stop_token_ids}
 
     def _to_refusal(
         self, error: InvalidRequest | EngineOverloaded | DeadlineExceeded, job: EngineJob

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from engine.protocol import MAX_PROMPT_SCORES
 from gateway.wire.anthropic import messages as anthropic
 from gateway.wire.anthropic.batches import MessageBatchesQuery, NewMessageBatch
 from gateway.wire.anthropic.messages import CountTokensRequest, MessagesRequest
@@ -67,11 +68,24 @@ VLLMS = {
     "skip_special_tokens": "vLLM's: false: special tokens are text of the answer, but for the one"
     " that ends it",
     "prompt_logprobs": "vLLM's: of the prompt's tokens, with so many of the likeliest, not beside"
-    " `stream`; the rank of one that is none of these is null",
+    f" `stream`; at most {MAX_PROMPT_SCORES:,} log-probabilities of one prompt",
     "logprob_token_ids": "vLLM's: beside `logprobs`: these stand in the place of the likeliest",
     "return_token_ids": "vLLM's: those of the prompt and of the answer",
     "return_tokens_as_token_ids": "vLLM's: tokens of log-probabilities are named `token_id:5`",
     "priority": "vLLM's: of what its organization has waiting in the lane the smallest goes first",
+    "response_format.json_schema.schema": "the answer is of it, by a grammar; what cannot be"
+    " compiled is refused",
+    "response_format.schema": "llama.cpp's and vLLM's: the answer is of it, by a grammar",
+    "min_tokens": "not beside `stop`, nor beside a form of the answer",
+    "ignore_eos": "not beside a form of the answer",
+    "guided_json": "vLLM's older name of `structured_outputs.json`",
+    "guided_regex": "vLLM's older name of `structured_outputs.regex`",
+    "guided_choice": "vLLM's older name of `structured_outputs.choice`",
+    "guided_grammar": "vLLM's older name of `structured_outputs.grammar`",
+    "structured_outputs": "vLLM's; exactly one of its fields, and not beside another form",
+    "structured_outputs.grammar": "EBNF: GBNF with a rule `root`, as xgrammar and llama.cpp"
+    " read it (up to 32 KiB, 500 rules, 64 brackets deep), or llguidance's dialect of Lark",
+    "structured_outputs.regex": "of the whole answer",
 }
 """Notes on what chats and texts have in common."""
 CHAT = SurfaceFields(
@@ -104,8 +118,6 @@ CHAT = SurfaceFields(
         "reasoning": "OpenRouter's",
         "reasoning.effort": "as `reasoning_effort`; both may be given if they are equal",
         "verbosity": "what every answer has; others are refused",
-        "response_format.json_schema.schema": "the answer is of it, by a grammar; what cannot be"
-        " compiled is refused",
         "tools[].cache_control": "up to the end of its tool, and of the system's message where a"
         " template puts tools into that; as in a part of content",
         "messages[].cache_control": "up to the end of its message; as in a part of content",
@@ -113,8 +125,6 @@ CHAT = SurfaceFields(
         " `ttl` (`5m`, `1h`), from 1,024 tokens on; at most 4, those of 1h first; of a model with"
         " another cache contract than `explicit` it means nothing",
         "seed": "the same seed draws the same, whatever else runs",
-        "min_tokens": "not beside `stop`, nor beside a form of the answer",
-        "ignore_eos": "not beside a form of the answer",
         "tools": "of a model whose chat template knows tools; a call is told apart from the text by"
         " the form of the model's family",
         "messages[].tool_call_id": "a `tool` message stands behind the one that called; each call"
@@ -127,7 +137,6 @@ CHAT = SurfaceFields(
         " means nothing",
         "messages[].reasoning_content": "not OpenAI's: as it stood in an answer",
         "messages[].reasoning": "vLLM's newer name of `reasoning_content`, and OpenRouter's",
-        "response_format.schema": "llama.cpp's and vLLM's: the answer is of it, by a grammar",
         "echo": "vLLM's: an answer whose beginning is the last message says that again",
         "add_generation_prompt": "vLLM's: false: the model says itself whose turn it is",
         "continue_final_message": "vLLM's: the answer goes on with the last message, a text of the"
@@ -135,14 +144,6 @@ CHAT = SurfaceFields(
         "chat_template_kwargs": "vLLM's: variables of the chat template, such as `enable_thinking`;"
         " one that the template does not read means nothing; they go before `reasoning_effort`",
         "service_tier": "`fast` is `priority`; what was served stands in the answer",
-        "guided_json": "vLLM's older name of `structured_outputs.json`",
-        "guided_regex": "vLLM's older name of `structured_outputs.regex`",
-        "guided_choice": "vLLM's older name of `structured_outputs.choice`",
-        "guided_grammar": "vLLM's older name of `structured_outputs.grammar`",
-        "structured_outputs": "vLLM's; exactly one of its fields, and not beside another form",
-        "structured_outputs.grammar": "EBNF: GBNF with a rule `root`, as xgrammar and llama.cpp"
-        " read it (up to 32 KiB, 500 rules, 64 brackets deep), or llguidance's dialect of Lark",
-        "structured_outputs.regex": "of the whole answer",
         "moderation": "no answer is moderated here",
         "prediction": "no answer is predicted here",
         "chat_template": "a template is the operator's: `chat_template` in the settings",
@@ -321,7 +322,11 @@ COMPACT = SurfaceFields(
 COMPLETIONS = SurfaceFields(
     title="POST /v1/completions, of our engine's models",
     body=CompletionRequest,
-    ignored={"user": "a label for abuse checks"},
+    ignored={
+        **of_fields(CHAT.ignored, CompletionRequest),
+        "prompt_embeds": "an empty one means nothing, and any other is refused",
+    },
+    refused_values=of_fields(NOT_YET, CompletionRequest),
     notes={
         **VLLMS,
         "prompt": "a text, several, token ids, or several lists of them; choice i of prompt p has"
@@ -334,10 +339,7 @@ COMPLETIONS = SurfaceFields(
         "logprobs": "of the token that ends a choice, too",
         "seed": "the same seed draws the same, whatever else runs or stands beside a prompt",
         "stream_options.include_obfuscation": "true is refused: chunks are not padded",
-        "min_tokens": "not beside `stop`",
         "suffix": "nothing is written before a text",
-        "response_format": "forms are kept to in chat completions",
-        "structured_outputs": "forms are kept to in chat completions",
     },
 )
 EMBEDDINGS = SurfaceFields(

@@ -44,9 +44,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_TOP_LOGPROBS = 20
-MAX_PROMPT_LOGPROBS = 5
 MAX_LOGPROB_TOKEN_IDS = 128
-"""Both as our engine has it."""
+"""Both as our engine and vLLM have them."""
 MAX_PRIORITY = 2**31 - 1
 MAX_TEMPLATE_KWARGS = 64
 MAX_TEMPLATE_KWARGS_BYTES = 64 * 1024
@@ -182,6 +181,7 @@ class SampledRequest(StrictStruct, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=MAX_INT64)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
 
     # vLLM's
     top_k: Annotated[int, Meta(ge=-1, le=MAX_INT64)] | None = None
@@ -192,13 +192,18 @@ class SampledRequest(StrictStruct, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_PROMPT_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     logprob_token_ids: (
         Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS)] | None
     ) = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaObject | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Alternatives | None = None
+    guided_grammar: str | None = None
     allowed_token_ids: Unsupported = None
     bad_words: Unsupported = None
 
@@ -211,7 +216,6 @@ class ChatCompletionRequest(SampledRequest, kw_only=True):
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
     service_tier: ServiceTier | None = None
     store: bool | None = None
@@ -233,11 +237,6 @@ class ChatCompletionRequest(SampledRequest, kw_only=True):
     metadata: Metadata | None = None
 
     # vLLM's
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: SchemaObject | str | None = None
-    guided_regex: str | None = None
-    guided_choice: Alternatives | None = None
-    guided_grammar: str | None = None
     echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -13,13 +13,17 @@ from msgspec import Meta
 
 from gateway.generate_request import CompletionPrompt, GenerateRequest, ModelKind
 from gateway.request_errors import BadField
-from gateway.wire.openai.chat import MAX_CHOICES, SampledRequest, Unsupported
+from gateway.wire.openai.chat import MAX_CHOICES, MAX_TOP_LOGPROBS, SampledRequest, Unsupported
 from gateway.wire.openai.forward_plain import forward_completion
-from gateway.wire.openai.from_chat import sampling, usage_of_stream
+from gateway.wire.openai.from_chat import (
+    output_form,
+    refuse_beside_ends,
+    sampling,
+    usage_of_stream,
+)
 from gateway.wire.openai.plain_prompts import PlainPrompts, check_other_values, to_prompts
 from gateway.wire.shared.refusals import MAX_INT64, decode, unsupported
 
-MAX_LOGPROBS = 5
 DEFAULT_MAX_TOKENS = 16
 
 
@@ -30,17 +34,14 @@ class CompletionRequest(SampledRequest, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT64)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """OpenAI allows 5."""
     user: str | None = None
 
+    prompt_embeds: str | list[str] | None = None
+    """vLLM's clients send an empty one beside a prompt."""
+
     suffix: Unsupported = None
-    response_format: Unsupported = None
-    structured_outputs: Unsupported = None
-    guided_json: Unsupported = None
-    guided_regex: Unsupported = None
-    guided_choice: Unsupported = None
-    guided_grammar: Unsupported = None
-    prompt_embeds: Unsupported = None
 
 
 class SentCompletion(CompletionRequest, kw_only=True):
@@ -62,8 +63,12 @@ def from_completions(body: bytes, kind: ModelKind) -> GenerateRequest:
 
 def to_generate(request: SentCompletion) -> GenerateRequest:
     usage = usage_of_stream(request.stream_options, request.stream)
-    n = request.n or 1
+    n, form = request.n or 1, output_form(request)
     check_choices(request, n)
+    if request.min_tokens:
+        refuse_beside_ends(request.stop, form)
+    if request.prompt_embeds:
+        raise unsupported("prompt_embeds", "not supported: a prompt is text or token ids")
     return GenerateRequest(
         model=request.model,
         stream=bool(request.stream),
@@ -75,6 +80,7 @@ def to_generate(request: SentCompletion) -> GenerateRequest:
             echo=bool(request.echo),
             max_tokens=max_tokens(request),
             logprobs=request.logprobs,
+            form=form,
             **sampling(request),
         ),
     )
@@ -84,8 +90,6 @@ def check_choices(request: CompletionRequest, n: int) -> None:
     """Raises BadField."""
     if request.best_of not in (None, n):
         raise unsupported("best_of", "not supported: every choice that is made is returned")
-    if request.min_tokens and request.stop:
-        raise unsupported("min_tokens", "not supported together with 'stop'")
     if (request.min_tokens or 0) > max_tokens(request):
         raise BadField(
             "Invalid value for 'min_tokens': more than the tokens that the completion may have.",

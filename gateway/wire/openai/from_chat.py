@@ -309,7 +309,7 @@ def nucleus(top_p: float | None, top_k: int | None) -> tuple[float, int]:
     return default(top_p, 1.0), max(0, top_k or 0)
 
 
-def refuse_beside_ends(stop: object, form: OutputForm | None, tools: ToolUse | None) -> None:
+def refuse_beside_ends(stop: object, form: OutputForm | None, tools: ToolUse | None = None) -> None:
     """Refuse `min_tokens` where something else says when an answer is over."""
     beside = "stop" if stop else None
     if form is not None:
@@ -372,7 +372,7 @@ def logprobs(request: ChatCompletionRequest) -> int | None:
     return None
 
 
-def output_form(request: ChatCompletionRequest) -> OutputForm | None:
+def output_form(request: SampledRequest) -> OutputForm | None:
     """Return the format of the answer; None: free text. Raises BadField."""
     forms = list(forms_asked(request))
     if len(forms) > 1:
@@ -385,7 +385,7 @@ def output_form(request: ChatCompletionRequest) -> OutputForm | None:
     return form
 
 
-def forms_asked(request: ChatCompletionRequest) -> Iterator[OutputForm]:
+def forms_asked(request: SampledRequest) -> Iterator[OutputForm]:
     if request.response_format is not None:
         yield from of_response_format(request.response_format)
     if request.structured_outputs is not None:

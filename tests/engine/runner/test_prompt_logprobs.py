@@ -13,8 +13,8 @@ import torch
 
 from engine.core.engine_core import EngineCore
 from engine.errors import InvalidRequest
-from engine.protocol import EngineOutput, EngineRequest, TokenLogprobs
-from engine.scheduling.validation import MAX_PROMPT_LOGPROBS
+from engine.protocol import MAX_PROMPT_SCORES, EngineOutput, EngineRequest, TokenLogprobs
+from engine.scheduling.validation import MAX_LOGPROBS, check_request
 from tests.engine import checkpoints
 from tests.engine.core.test_parity import SETTINGS, greedy, prompts, run, start, text
 
@@ -54,7 +54,12 @@ def assert_scored(name: str, prompt: list[int], found: list[TokenLogprobs]) -> N
     wanted = checkpoints.logits(name, prompt).log_softmax(dim=-1)[:-1]
     assert [each.chosen.token_id for each in found] == prompt[1:]
     for place, (row, each) in enumerate(zip(wanted, found, strict=True)):
-        assert abs(each.chosen.logprob - float(row[prompt[place + 1]])) < TOLERANCE
+        own = float(row[prompt[place + 1]])
+        assert abs(each.chosen.logprob - own) < TOLERANCE
+        assert each.rank is not None
+        assert (
+            int((row > own + TOLERANCE).sum()) < each.rank <= 1 + int((row > own - TOLERANCE).sum())
+        )
         best = row.topk(NUM_TOP)
         assert [top.token_id for top in each.top] == best.indices.tolist()
         for top, value in zip(each.top, best.values.tolist(), strict=True):
@@ -97,7 +102,7 @@ def test_preempted_in_the_middle_it_is_told_once(folders: dict[str, Path]) -> No
     assert_scored(name, prompt, scores_of(outputs["1"]))
 
 
-@pytest.mark.parametrize("num_top", [0, 1, MAX_PROMPT_LOGPROBS])
+@pytest.mark.parametrize("num_top", [0, 1, MAX_LOGPROBS])
 def test_as_many_as_were_asked_for(folders: dict[str, Path], num_top: int) -> None:
     core = start(folders[NAMES[0]])
     others = told(2, prompts()[4], num_top=2)
@@ -109,5 +114,18 @@ def test_as_many_as_were_asked_for(folders: dict[str, Path], num_top: int) -> No
 def test_more_are_refused(folders: dict[str, Path]) -> None:
     core: EngineCore = start(folders[NAMES[0]])
     with pytest.raises(InvalidRequest) as refused:
-        core.add(told(1, prompts()[3], num_top=MAX_PROMPT_LOGPROBS + 1))
+        core.add(told(1, prompts()[3], num_top=MAX_LOGPROBS + 1))
     assert refused.value.param == "prompt_logprobs"
+
+
+def test_more_than_can_be_told_of_a_long_prompt_are_refused() -> None:
+    prompt = [1] * (MAX_PROMPT_SCORES // 4)
+    for num_top, num_more, most in ((4, 0, "at most 3 of"), (3, 1, "at most 2 of")):
+        request = told(1, [1] * num_more + prompt, num_top=num_top)
+        with pytest.raises(InvalidRequest, match=most) as refused:
+            check_request(request, vocab_size=64, max_model_len=2**20)
+        assert refused.value.param == "prompt_logprobs"
+    check_request(told(1, prompt, num_top=3), vocab_size=64, max_model_len=2**20)
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_PROMPT_SCORES} tokens"):
+        longer = [1] * (MAX_PROMPT_SCORES + 1)
+        check_request(told(1, longer, num_top=0), vocab_size=64, max_model_len=2**20)

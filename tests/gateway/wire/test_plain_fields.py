@@ -40,7 +40,9 @@ HONOURED: list[tuple[Read, dict[str, Any], dict[str, Any]]] = [
         *({"min_tokens": 5}, {"ignore_eos": True}, {"stop_token_ids": [5]}),
         *({"include_stop_str_in_output": True}, {"skip_special_tokens": False}),
         *({"prompt_logprobs": 1}, {"return_token_ids": True}, {"priority": 1}),
-        {"return_tokens_as_token_ids": True},
+        *({"return_tokens_as_token_ids": True}, {"response_format": {"type": "json_object"}}),
+        *({"structured_outputs": {"regex": "x"}}, {"guided_json": {"type": "object"}}),
+        *({"guided_regex": "x"}, {"guided_choice": ["x"]}, {"guided_grammar": 'start: "x"'}),
     )
 ]
 HONOURED.append((COMPLETE, {"logprobs": 1}, {"logprob_token_ids": [5]}))
@@ -86,6 +88,23 @@ def test_every_field_of_openais_is_known_and_tried(
     tried = {name for each, _, changed in HONOURED if each is read for name in changed}
     honoured = {path for path, treatment in top.items() if treatment == "honoured"}
     assert honoured - {"best_of"} == tried
+
+
+def test_embeddings_of_a_prompt_are_refused_unless_there_are_none() -> None:
+    assert COMPLETE(prompt_embeds=[]) == COMPLETE(prompt_embeds=None) == COMPLETE()
+    for value in ("QUJD", ["QUJD"]):
+        with pytest.raises(
+            BadField, match="not supported: a prompt is text or token ids"
+        ) as caught:
+            COMPLETE(prompt_embeds=value)
+        assert caught.value.param == "prompt_embeds"
+
+
+@pytest.mark.parametrize("beside", [{"stop": "x"}, {"guided_regex": "x"}])
+def test_nothing_but_the_model_ends_what_has_a_least_length(beside: dict[str, Any]) -> None:
+    with pytest.raises(BadField) as caught:
+        COMPLETE(min_tokens=3, **beside)
+    assert caught.value.param == "min_tokens"
 
 
 @pytest.mark.parametrize("value", [True, "x", {}, [], 0])

@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine.fake.engine import FakeEngine
+from engine.protocol import EngineOutput, Grammar, Usage
 from engine.text.tokenizer import Tokenizer
+from gateway.fleet.engine.job import EngineJob
 from gateway.fleet.engine.plain_jobs import PlainJobs
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import PreparedRequest
 from gateway.generate_request import PART_BYTES, GenerateRequest, PlainForward, WrittenIds
+from gateway.generation_events import TextDelta
 from gateway.lanes import Priority
 from gateway.request_errors import BadField, ContextTooLong
 from gateway.wire.openai.completions import from_completions
@@ -223,3 +226,38 @@ def test_ids_are_what_was_written(ids: list[int], space: bytes, data: st.DataObj
     with pytest.raises(BadField) as caught:
         bad.read(VOCAB_SIZE)
     assert caught.value.param == f"prompt[{place}]"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"echo": True, "logprobs": 20}, "logprobs"),
+        ({"echo": True, "logprobs": 20, "prompt_logprobs": 3}, "logprobs"),
+        ({"echo": True, "logprobs": 3, "prompt_logprobs": 20}, "prompt_logprobs"),
+        ({"prompt_logprobs": 20}, "prompt_logprobs"),
+    ],
+)
+async def test_more_is_told_of_a_prompt_than_an_engine_can_tell_by_the_field_that_asks(
+    model: Model, fields: dict[str, Any], param: str
+) -> None:
+    body = json.dumps({"model": "m", "prompt": [1], **fields}).encode()
+    job = (await model.prepare(from_completions(body, "engine"))).payload
+    assert isinstance(job, EngineJob)
+    assert job.request.sampling.prompt_logprobs == 20
+    assert job.param_names.get("prompt_logprobs", "prompt_logprobs") == param
+
+
+async def test_a_text_is_kept_to_its_form_whose_last_token_is_text(
+    model: Model, tokenizer: Tokenizer
+) -> None:
+    body = b'{"model":"m","prompt":[1],"guided_choice":["a"],"stop_token_ids":[9]}'
+    job = (await model.prepare(from_completions(body, "engine"))).payload
+    assert isinstance(job, EngineJob) and job.reader is not None
+    assert job.request.sampling.grammar == Grammar(kind="choice", text='["a"]')
+    for last, text in ((*tokenizer.encode("a"), "a"), (9, "")):
+        ended = EngineOutput(
+            request_id="", usage=Usage(prompt_tokens=1), token_ids=[last], finish_reason="stop"
+        )
+        (delta,) = job.reader().read(ended).items
+        assert isinstance(delta, TextDelta)
+        assert (delta.text, delta.finish_reason) == (text, "stop")

@@ -220,7 +220,11 @@ def test_a_prompts_log_probabilities_are_vllms(worker: Running, ask_for: Any) ->
     none = ask_for(worker, prompt_logprobs=0)
     none = none.get("prompt_logprobs") or none["choices"][0]["prompt_logprobs"]
     assert [len(each) for each in none[1:]] == [1] * (len(token_ids) - 1)
-    assert none[1][str(token_ids[1])]["rank"] is None
+    assert none[1][str(token_ids[1])]["rank"] == 1
+    most = ask_for(worker, prompt_logprobs=20)
+    most = most.get("prompt_logprobs") or most["choices"][0]["prompt_logprobs"]
+    ranks = [[entry["rank"] for entry in each.values()] for each in most[1:]]
+    assert ranks == [list(range(1, 21))] * len(ranks)
 
 
 def test_an_echo_says_fewer_of_the_likeliest_than_the_prompts_log_probabilities(
@@ -296,3 +300,22 @@ def test_special_tokens_are_text_where_they_are_not_skipped(worker: Running) -> 
     shown = complete(worker, skip_special_tokens=False, **asked)["choices"][0]["text"]
     assert choice["text"] == TOKENIZER.decode(choice["token_ids"])
     assert shown == TOKENIZER.decode(choice["token_ids"], False) != choice["text"]
+
+
+def test_a_text_that_is_to_follow_a_form_says_which_one_cannot_be(worker: Running) -> None:
+    """The engine here has no grammars, and the client knows the field that it sent."""
+    for param, field in (
+        ("structured_outputs.regex", {"structured_outputs": {"regex": "a+"}}),
+        ("guided_choice", {"guided_choice": ["a"]}),
+        ("response_format", {"response_format": {"type": "json_object"}}),
+    ):
+        body = {"model": "near", "prompt": "x", "prompt_embeds": [], **field}
+        refused = ask(worker, "POST", "/v1/completions", json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+def test_as_many_of_the_likeliest_as_vllm_says_of_a_completion(worker: Running) -> None:
+    told = complete(worker, logprobs=20, echo=True)["choices"][0]["logprobs"]["top_logprobs"]
+    assert told[0] is None and {len(each) for each in told[1:]} == {20}
+    body = {"model": "near", "prompt": "x", "logprobs": 21}
+    assert ask(worker, "POST", "/v1/completions", json=body).json()["error"]["param"] == "logprobs"

@@ -337,7 +337,7 @@ REFUSED = [
     ({"stream": True, "stream_options": {"more": 1}}, "stream_options.more"),
     ({"stream": "yes"}, "stream"),
     ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
-    ({"prompt_logprobs": 6}, "prompt_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"prompt_logprobs": -1}, "prompt_logprobs"),
     ({"logprob_token_ids": [1]}, "logprob_token_ids"),
     ({"logprob_token_ids": [1] * 129, "logprobs": True}, "logprob_token_ids"),
