@@ -35,7 +35,7 @@ from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
 from tests.budget import NIGHTLY, examples
 from tests.databases import Databases, with_cluster
-from tests.scratch import make_scratch, remove_leftovers
+from tests.scratch import SCRATCH, make_scratch, remove_leftovers
 
 KERNELS = Path(__file__).parent / "engine" / "kernels"
 INTERPRETED = shutil.which("nvidia-smi") is None
@@ -60,6 +60,11 @@ settings.load_profile("shared cores")
 
 SEED = os.environ.get("SUITE_ORDER")
 """Where it is set, the order of files, and of the tests within a file, is drawn with this seed."""
+
+
+def pytest_configure() -> None:
+    """Put the folders of `tmp_path` there, too: to sync a file waits for no disk."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SCRATCH))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -1,7 +1,7 @@
-"""Folders for databases and whole installations: in memory, where the machine has some to spare.
+"""Folders in memory for all that tests write, where the machine has some to spare.
 
-A cluster is 1,700 files: to copy one in memory takes a tenth of what a disk takes. What tests the
-promises of a disk uses pytest's `tmp_path`.
+A cluster is 1,700 files: to copy one in memory takes a tenth of what a disk takes. A kill takes
+what a process holds and leaves its files, here as on a disk.
 """
 
 from __future__ import annotations
