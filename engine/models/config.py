@@ -76,6 +76,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The dtype that the checkpoint names."""
     eos_token_ids: tuple[int, ...]
     experts: Experts | None = None
+    rotary_dim: int
+    """Channels of a head that are rotated: the first ones of the checkpoint."""
+    fused_projections: bool = False
+    """Queries, keys and values of a layer are stored as one tensor, and so are gate and up."""
     quantization: dict[str, Any] | None = None
     """The checkpoint's quantization_config, which `weights/quantization.py` reads."""
     generates: bool = True
@@ -156,6 +160,9 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    fused_projections: bool = False
+    rotates_part: bool = False
+    """Whether `partial_rotary_factor` may leave some of a head's channels as they are."""
     head_dim: int | None = None
     """For checkpoints that do not name one; None is hidden_size / num_attention_heads."""
     experts: Experts | None = None
@@ -179,12 +186,14 @@ def model_config(architecture: str, hf: HFConfig, traits: Traits) -> ModelConfig
     _check_sizes(hf, num_kv_heads, head_dim, traits.windows)
     if traits.experts is not None:
         _check_experts(traits.experts)
+    parameters = dict(hf.rope_parameters or hf.rope_scaling or {})
+    rotary_dim = _rotary_dim(parameters.pop("partial_rotary_factor", None), hf, traits, head_dim)
     rope = read_rope(
-        hf.rope_parameters or hf.rope_scaling or {},
+        parameters,
         theta=hf.rope_theta,
         max_position_embeddings=hf.max_position_embeddings,
         original_max_position_embeddings=hf.original_max_position_embeddings,
-        head_dim=head_dim,
+        rotary_dim=rotary_dim,
     )
     eos = hf.eos_token_id if traits.encoder is None else None
     return ModelConfig(
@@ -199,6 +208,8 @@ def model_config(architecture: str, hf: HFConfig, traits: Traits) -> ModelConfig
         rms_norm_eps=hf.rms_norm_eps,
         rope_theta=rope.theta,
         rope_scaling=rope.scaling,
+        rotary_dim=rotary_dim,
+        fused_projections=traits.fused_projections,
         tie_word_embeddings=hf.tie_word_embeddings,
         qkv_bias=traits.qkv_bias,
         output_bias=traits.output_bias,
@@ -237,8 +248,9 @@ def _refuse_unsupported(hf: HFConfig, traits: Traits) -> None:
         raise UnsupportedModel(f"config.json: {act} is not supported ({acts[0]})")
     if traits.encoder is not None:
         return
-    if hf.partial_rotary_factor != 1.0:
-        raise UnsupportedModel("config.json: partial_rotary_factor other than 1 is not supported")
+    if traits.fused_projections and hf.quantization_config is not None:
+        what = "quantization_config of a family that stores its projections fused"
+        raise UnsupportedModel(f"config.json: {what} is not supported")
     if not hf.is_causal:  # some embedding models are decoders trained to look at what comes, too
         raise UnsupportedModel("config.json: is_causal false is not supported")
 
@@ -267,6 +279,24 @@ def _check_sizes(
         )
     if head_dim % 2:
         raise ConfigError(f"config.json: head_dim ({head_dim}) must be even for rotary embedding")
+
+
+def _rotary_dim(nested: Any, hf: HFConfig, traits: Traits, head_dim: int) -> int:
+    """Return how many channels of a head are rotated. nested: the factor among the rope parameters,
+    which counts more than the one beside them."""
+    factor = hf.partial_rotary_factor if nested is None else nested
+    field = "config.json: partial_rotary_factor"
+    if isinstance(factor, bool) or not isinstance(factor, int | float):
+        raise ConfigError(f"{field} must be a number, not {factor!r}")
+    if factor == 1:
+        return head_dim
+    if not traits.rotates_part:
+        raise UnsupportedModel(f"{field} other than 1 is not supported in this family")
+    rotated = int(head_dim * factor) if 0 < factor < 1 else 0
+    if rotated < 2 or rotated % 2:
+        what = f"{factor} of {head_dim} channels is no even number of them"
+        raise ConfigError(f"{field}: {what}")
+    return rotated
 
 
 def _check_experts(experts: Experts) -> None:

@@ -132,13 +132,14 @@ class Decoder:
             source, "model.embed_tokens", config.vocab_size, config.hidden_size, group
         )
         frequency = inverse_frequencies(
-            config.head_dim,
+            config.rotary_dim,
             config.rope_theta,
             config.rope_scaling,
             max_model_len=min(max_model_len or config.max_model_len, config.max_model_len),
         )
+        not_rotated = torch.zeros((config.head_dim - config.rotary_dim) // 2)
         self._rotary = RotaryEmbedding(
-            frequency.to(device),
+            torch.cat((frequency, not_rotated)).to(device),
             dtype,
             config.max_model_len,
             attention_factor=attention_factor(config.rope_scaling),

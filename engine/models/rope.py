@@ -44,7 +44,7 @@ def read_rope(
     theta: float | None,
     max_position_embeddings: int,
     original_max_position_embeddings: int | None,
-    head_dim: int,
+    rotary_dim: int,
 ) -> Rope:
     """parameters: `rope_parameters`, or `rope_scaling` of transformers 4, where `rope_type` used to
     be called `type`. The rest stands beside them in config.json; Phi-3 names the original length
@@ -71,7 +71,7 @@ def read_rope(
     except msgspec.ValidationError as error:
         raise _error(kind, str(error)) from error
     if scaling is not None:
-        _check_scaling(kind, scaling, head_dim)
+        _check_scaling(kind, scaling, rotary_dim)
     return Rope(float(base), scaling, _window(kind, scaling, max_position_embeddings))
 
 
@@ -80,8 +80,6 @@ def _error(kind: str, what: str) -> ConfigError:
 
 
 def _refuse_unsupported(given: dict[str, Any], kind: object) -> None:
-    if given.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModel("config.json: partial_rotary_factor other than 1 is not supported")
     if not isinstance(kind, str) or kind not in KINDS:
         known = ", ".join(KINDS)
         raise UnsupportedModel(f"config.json: rope_type {kind!r} is not supported ({known})")
@@ -91,7 +89,7 @@ def _refuse_unsupported(given: dict[str, Any], kind: object) -> None:
         raise UnsupportedModel(f"config.json: {what} are not supported")
 
 
-def _check_scaling(kind: str, scaling: RopeScaling, head_dim: int) -> None:
+def _check_scaling(kind: str, scaling: RopeScaling, rotary_dim: int) -> None:
     """Refuse single values that fit and do not fit together."""
     for name, value in msgspec.structs.asdict(scaling).items():
         numbers = value if isinstance(value, tuple) else (value,)
@@ -101,16 +99,16 @@ def _check_scaling(kind: str, scaling: RopeScaling, head_dim: int) -> None:
         case LongRopeScaling():
             lists = {"short_factor": scaling.short_factor, "long_factor": scaling.long_factor}
             for name, factors in lists.items():
-                if len(factors) != head_dim // 2:
-                    what = f"{name} has {len(factors)} numbers, half of head_dim is {head_dim // 2}"
+                if len(factors) != rotary_dim // 2:
+                    what = f"{name} has {len(factors)} numbers, {rotary_dim // 2} are asked for"
                     raise _error(kind, what)
         case YarnScaling() if scaling.beta_fast < scaling.beta_slow:
             raise _error(kind, f"beta_fast {scaling.beta_fast} is below beta_slow")
         case Llama3Scaling() if scaling.high_freq_factor <= scaling.low_freq_factor:
             what = f"high_freq_factor {scaling.high_freq_factor} must be above low_freq_factor"
             raise _error(kind, what)
-        case DynamicScaling() if head_dim <= 2:
-            raise _error(kind, f"head_dim must be above 2, not {head_dim}")
+        case DynamicScaling() if rotary_dim <= 2:
+            raise _error(kind, f"more than 2 channels must be rotated, not {rotary_dim}")
         case _:
             pass
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ DTYPES = {
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 BUFFERS = re.compile(r"rotary_emb\.inv_freq$")
 """Derived values that old checkpoints store, recomputed here."""
+ROTATED = re.compile(r"\.[qk]_proj\.(weight|bias)$")
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 LENGTH_BYTES = 8
 """A safetensors file: the header's length, little-endian; the header, JSON; the data."""
@@ -105,6 +106,25 @@ class Checkpoint:
                 f"config.json asks for {list(shape)}"
             )
         return stored
+
+    def split(self, name: str, parts: Sequence[tuple[str, int]]) -> None:
+        """Show what lies in one tensor, if there is such a one, as tensors of their own.
+
+        parts: (name, rows), behind each other. Raises ConfigError.
+        """
+        stored = self._stored.get(name)
+        if stored is None:
+            return
+        if stored.dtype not in FLOATS:
+            raise ConfigError(f"{stored.path}: tensor {name} is {stored.dtype}, not a float")
+        self.find(name, (sum(rows for _, rows in parts), *stored.shape[1:]))
+        row_bytes = torch.Size(stored.shape[1:]).numel() * DTYPES[stored.dtype].itemsize
+        offset = stored.offset
+        for part, rows in parts:
+            shape = (rows, *stored.shape[1:])
+            self._stored[part] = StoredTensor(stored.path, offset, stored.dtype, shape)
+            offset += rows * row_bytes
+        del self._stored[name]
 
     def dtype_of(self, name: str) -> str | None:
         return self._stored[name].dtype if name in self._stored else None
@@ -228,3 +248,35 @@ class CheckpointWeights:
         tensor = self._reader.read(source, shard, dtype=dtype or kept)
         self.taken_s += time.perf_counter() - began
         return tensor
+
+
+class PartlyRotatedWeights(CheckpointWeights):
+    """As `CheckpointWeights`, for heads of which only the first channels are rotated.
+
+    The rotation pairs channel i with i + head_dim / 2, a checkpoint i with i + rotary_dim / 2. The
+    channels of queries and keys are put in another order, the same one, so that the pairs meet; in
+    a product of a query with a key it makes no difference. Channels that are not rotated pair with
+    each other, at frequency 0.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        reader: TensorReader,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        head_dim: int,
+        rotary_dim: int,
+    ) -> None:
+        super().__init__(checkpoint, reader, dtype=dtype, device=device)
+        rotated, kept = torch.arange(rotary_dim), torch.arange(rotary_dim, head_dim)
+        halves = zip(rotated.chunk(2), kept.chunk(2), strict=True)
+        self._order = torch.cat([part for half in halves for part in half]).to(device)
+
+    def take(self, name: str, shape: tuple[int, ...], shard: Shard = WHOLE) -> Tensor:
+        tensor = super().take(name, shape, shard)
+        if not ROTATED.search(name):
+            return tensor
+        heads = tensor.view(-1, len(self._order), *tensor.shape[1:])
+        return heads[:, self._order].view(tensor.shape)

@@ -18,7 +18,7 @@ from engine.models.decoder import Decoder
 from engine.models.encoder import NOT_READ, Encoder
 from engine.transport.startup import GIB, Startup
 from engine.weights.adapters import Adapter
-from engine.weights.checkpoint import Checkpoint, CheckpointWeights
+from engine.weights.checkpoint import Checkpoint, CheckpointWeights, PartlyRotatedWeights
 from engine.weights.dummy import DummyWeights
 from engine.weights.linear_source import LinearOptions, LinearSource, Quantization
 from engine.weights.reading import TensorReader
@@ -105,10 +105,12 @@ def _build_stored(
     checkpoint = Checkpoint(folder)
     if not checkpoint.has_head:
         config = msgspec.structs.replace(config, generates=False)
+    if config.fused_projections:
+        _split_projections(checkpoint, config)
     num_parameters = checkpoint.num_parameters()
     chosen = how.choose_dtype(config, num_parameters)
     with TensorReader(how.device) as reader:
-        weights = CheckpointWeights(checkpoint, reader, dtype=chosen, device=how.device)
+        weights = _weights_of(checkpoint, reader, config, chosen, how.device)
         source = LinearSource(weights, how.linear, device=how.device, stored=config.quantization)
         model = _build(config, source, chosen, how)
     source.check_adapters()
@@ -121,6 +123,40 @@ def _build_stored(
     how.startup.spent("weights: convert and copy", convert_s)
     how.startup.spent("weights: pack", whole_s - weights.taken_s)
     return model, num_parameters
+
+
+def _weights_of(
+    checkpoint: Checkpoint,
+    reader: TensorReader,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> CheckpointWeights:
+    if config.rotary_dim == config.head_dim:
+        return CheckpointWeights(checkpoint, reader, dtype=dtype, device=device)
+    return PartlyRotatedWeights(
+        checkpoint,
+        reader,
+        dtype=dtype,
+        device=device,
+        head_dim=config.head_dim,
+        rotary_dim=config.rotary_dim,
+    )
+
+
+def _split_projections(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    heads, kv_heads = (
+        number * config.head_dim for number in (config.num_heads, config.num_kv_heads)
+    )
+    for index in range(config.num_layers):
+        attention, mlp = (f"model.layers.{index}.{name}" for name in ("self_attn", "mlp"))
+        sizes = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+        parts = [(f"{attention}.{name}.weight", rows) for name, rows in sizes.items()]
+        checkpoint.split(f"{attention}.qkv_proj.weight", parts)
+        halves = [
+            (f"{mlp}.{name}.weight", config.intermediate_size) for name in ("gate_proj", "up_proj")
+        ]
+        checkpoint.split(f"{mlp}.gate_up_proj.weight", halves)
 
 
 def _build(

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import ConfigError, UnsupportedModel
-from engine.models import bert, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from engine.models import bert, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe
 from engine.models.config import HFConfig, ModelConfig, Traits, model_config, parse, token_ids
 from engine.text.tokenizer import Tokenizer, read_tokenizer_config, special_tokens
 from engine.weights.embedding_head import read_embedding_head
@@ -23,6 +23,7 @@ FAMILIES: dict[str, Callable[[HFConfig], Traits]] = {
     "Qwen2ForCausalLM": qwen2.from_hf,
     "Qwen3ForCausalLM": qwen3.from_hf,
     "MixtralForCausalLM": mixtral.from_hf,
+    "Phi3ForCausalLM": phi3.from_hf,
     "Qwen3MoeForCausalLM": qwen3_moe.from_hf,
 }
 HEADLESS = {name.replace("ForCausalLM", "Model"): family for name, family in FAMILIES.items()}

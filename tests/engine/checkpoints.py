@@ -87,6 +87,11 @@ def _qwen3_moe(**changes: Any) -> transformers.PreTrainedModel:
     )
 
 
+def _phi3(**changes: Any) -> transformers.PreTrainedModel:
+    """`partial_rotary_factor` stands beside the rope parameters in the folders of Phi-4-mini."""
+    return transformers.Phi3ForCausalLM(transformers.Phi3Config(**(SHAPE | changes)))
+
+
 MODELS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "llama2": lambda: _llama(num_key_value_heads=4, tie_word_embeddings=False),
     "llama2_linear_rope": lambda: _llama(
@@ -105,6 +110,12 @@ MODELS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "qwen3_tied": lambda: _qwen3(head_dim=16, tie_word_embeddings=True),
     "mixtral": _mixtral,
     "mixtral_window": lambda: _mixtral(sliding_window=WINDOW, num_local_experts=3),
+    "phi3": lambda: _phi3(sliding_window=WINDOW),
+    "phi3_partly_rotated": lambda: _phi3(
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        partial_rotary_factor=0.75,
+    ),
     "qwen3_moe": lambda: _qwen3_moe(norm_topk_prob=True),
     "qwen3_moe_some_layers": lambda: _qwen3_moe(
         mlp_only_layers=[1], norm_topk_prob=False, tie_word_embeddings=True
@@ -127,6 +138,14 @@ SCALED_ROPE: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "llama_dynamic_rope": lambda: _llama(
         rope_parameters={"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0},
         max_position_embeddings=ORIGINAL_LENGTH,
+    ),
+    "phi3_longrope": lambda: _phi3(
+        num_attention_heads=3,
+        hidden_size=72,
+        num_key_value_heads=1,
+        rope_parameters=LONG_ROPE | {"partial_rotary_factor": 2 / 3},
+        max_position_embeddings=SCALED_LENGTH,
+        original_max_position_embeddings=ORIGINAL_LENGTH,
     ),
     "llama_longrope": lambda: _llama(
         rope_parameters=dict(LONG_ROPE), max_position_embeddings=SCALED_LENGTH

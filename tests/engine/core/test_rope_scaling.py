@@ -168,7 +168,7 @@ def read(parameters: dict[str, Any], *, original: int | None = None) -> Rope:
         theta=None,
         max_position_embeddings=SCALED_LENGTH,
         original_max_position_embeddings=original,
-        head_dim=HEAD_DIM,
+        rotary_dim=HEAD_DIM,
     )
 
 
@@ -246,7 +246,6 @@ def test_a_malformed_field_is_named(what: str) -> None:
         ({"rope_type": "proportional"}, "'proportional' is not supported .*yarn, longrope"),
         ({"rope_type": ["yarn"]}, "rope_type .'yarn'. is not supported"),
         ({"sliding_attention": {"rope_type": "yarn"}}, "'sliding_attention' are not supported"),
-        (LONG_ROPE | {"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
     ],
 )
 def test_an_unknown_form_is_refused(parameters: dict[str, Any], message: str) -> None:

@@ -97,7 +97,14 @@ def test_sharded_and_single_files_load_alike(stored: Callable[[str], Path], tmp_
 
 @pytest.mark.parametrize(
     "name",
-    ["llama3", "llama2_linear_rope", "mistral_window", "qwen3_tied", "qwen2_yarn"],
+    [
+        "llama3",
+        "llama2_linear_rope",
+        "mistral_window",
+        "qwen3_tied",
+        "qwen2_yarn",
+        "phi3_partly_rotated",
+    ],
 )
 def test_the_older_form_of_config_json_means_the_same(
     name: str, stored: Callable[[str], Path], tmp_path: Path
@@ -109,6 +116,7 @@ def test_the_older_form_of_config_json_means_the_same(
     rope = raw["rope_parameters"]
     kind = rope.pop("rope_type")
     changes = {
+        "partial_rotary_factor": rope.pop("partial_rotary_factor", ...),
         "rope_parameters": ...,
         "dtype": ...,
         "layer_types": ...,
@@ -285,6 +293,10 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         "'mrope'",
     ),
     "partial rotation": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    "partial rotation of transformers 5": (
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        "partial_rotary_factor",
+    ),
     "activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     "quantization": ({"quantization_config": {"quant_method": "higgs"}}, "higgs"),
     "dtype": ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
@@ -445,6 +457,45 @@ def test_experts_that_cannot_be_are_named(
     folder = checkpoints.save(name, tmp_path)
     change_json(folder / "config.json", **changes)
     with pytest.raises(ConfigError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["phi3", "phi3_partly_rotated"])
+def test_two_ranks_share_fused_projections(name: str, tmp_path: Path) -> None:
+    folder = checkpoints.save(name, tmp_path)
+    pad_vocabulary(folder, 200)
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda rank: logits(load(folder, group=rank)), ranks(2)))
+    reference = checkpoints.logits(name, PROMPT)
+    torch.testing.assert_close(found[0][:, :199], reference, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_key_value_heads": 1}, r"qkv_proj.weight has shape \[128, 64\].* \[96, 64\]"),
+        ({"intermediate_size": 100}, r"gate_up_proj.weight has shape \[224, 64\].* \[200, 64\]"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor: 1.5 of 16 channels"),
+        ({"partial_rotary_factor": 0.2}, "partial_rotary_factor: 0.2 of 16 channels is no even"),
+        ({"partial_rotary_factor": "most"}, "partial_rotary_factor"),
+    ],
+)
+def test_fused_projections_that_do_not_fit_are_named(
+    changes: dict[str, Any], message: str, stored: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(stored("phi3"), tmp_path / "phi3")
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    change_json(folder / "config.json", rope_parameters=rope, **changes)
+    with pytest.raises(ConfigError, match=message):
+        load(folder)
+
+
+def test_quantised_fused_projections_are_refused(
+    stored: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(stored("phi3"), tmp_path / "phi3")
+    change_json(folder / "config.json", quantization_config={"quant_method": "awq"})
+    with pytest.raises(UnsupportedModel, match="quantization_config of a family .* fused"):
         load(folder)
 
 
