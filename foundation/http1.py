@@ -106,6 +106,11 @@ def request_head(method: str, target: str, headers: Iterable[tuple[bytes, bytes]
     return b"\r\n".join([*lines, b"", b""])
 
 
+def expiry(timeout_s: float | None) -> float:
+    """Return when a wait that begins now has lasted too long, by the loop's clock."""
+    return inf if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+
+
 class Connection(asyncio.Protocol):
     """A connection with one request and its response at a time: `send`, then `head`, then `read`
     until it is empty."""
@@ -176,20 +181,24 @@ class Connection(asyncio.Protocol):
             raise WriteTimeout("nothing is taken") from None
 
     async def head(self, timeout_s: float | None) -> tuple[int, Headers]:
-        """Read the status and the headers. `timeout_s`: for what comes next; None: for ever.
-        Raises: HttpClientError, and what it is interrupted with."""
+        """Read the status and the headers. `timeout_s`: for all of them, interim responses
+        included; None: for ever. Raises: HttpClientError, and what it is interrupted with."""
+        expires = expiry(timeout_s)
         while self._status is None:
-            await self._wait(timeout_s)
+            await self._wait(expires)
         return self._status, self._headers
 
     async def read(self, timeout_s: float | None) -> bytes:
-        """Read all of the body that has come since; empty at its end. Raises as `head` does."""
+        """Read all of the body that has come since; empty at its end. `timeout_s`: for its next
+        byte. Raises as `head` does."""
         if self._interruption is not None:
             raise self._interruption
+        expires = None
         while not self._chunks:
             if self._complete:
                 return b""
-            await self._wait(timeout_s)
+            expires = expires or expiry(timeout_s)
+            await self._wait(expires)
         data = b"".join(self._chunks)
         self._chunks.clear()
         self._num_buffered = 0
@@ -209,13 +218,14 @@ class Connection(asyncio.Protocol):
         if self._wake is not None and not self._wake.done():
             self._wake.set_exception(error)
 
-    async def _wait(self, timeout_s: float | None) -> None:
+    async def _wait(self, expires: float) -> None:
+        """Wait for anything to come. `expires`: until when, by the loop's clock."""
         if self._interruption is not None:
             raise self._interruption
         if self.fault is not None:
             raise self.fault
         loop = asyncio.get_running_loop()
-        self._expires = inf if timeout_s is None else loop.time() + timeout_s
+        self._expires = expires
         if self._expires != inf and (self._timer is None or self._timer.when() > self._expires):
             self._look_at(self._expires)
         self._wake = loop.create_future()

@@ -493,6 +493,36 @@ async def test_only_the_addresses_that_were_found_are_dialled(peer: Peer) -> Non
         await acquire(lost)
 
 
+async def test_a_head_that_drips_has_an_end(pool: Pool, peer: Peer) -> None:
+    """Each line comes in time, the head never; nor does a body whose chunks never begin."""
+
+    async def drip(line: bytes, waiting: asyncio.Task[Any]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not waiting.done():
+                peer.writers[-1].write(line)
+                await asyncio.sleep(0.02)
+
+    for answer, line in (
+        (b"HTTP/1.1 200 OK\r\n", b"a: b\r\n"),
+        (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5", b";a"),
+    ):
+        peer.answers = [[answer]]
+        connection = await acquire(pool)
+        connection.send(request(b"{}"))
+        if b"chunked" in answer:
+            await connection.head(WAIT_S)
+        reads = connection.read if b"chunked" in answer else connection.head
+        waiting: asyncio.Task[Any] = asyncio.create_task(reads(0.3))  # type: ignore[arg-type]
+        while len(peer.requests) == 0:
+            await asyncio.sleep(0)
+        await drip(line, waiting)
+        with pytest.raises(ReadTimeout):
+            await waiting
+        pool.release(connection)
+        peer.requests.clear()
+
+
 async def test_a_read_without_a_bound_outlasts_one_with_a_bound(pool: Pool, peer: Peer) -> None:
     """A timer that an earlier wait has set ends no later one."""
     peer.answers = [[PLAIN[:-2]]]

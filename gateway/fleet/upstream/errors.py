@@ -59,6 +59,8 @@ CODES = frozenset(
 vendor it is."""
 
 HIDDEN = "***"
+LONG_WORD = 16
+"""From so many characters on a word is nobody else's, whatever stands around it: a key."""
 URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,15}://[^\s\"'<>)]+", re.IGNORECASE)
 IDENTIFIER = re.compile(
     r"\b(?:(?:org|proj|project|acct|account|user|key|sk|pk|req|workspace)[-_](?=[\w-]{0,64}\d)[\w-]{6,}"
@@ -159,10 +161,12 @@ def text_of(value: Any) -> str | None:
 
 
 def without_names(message: str, hidden: Mapping[str, str]) -> str:
-    """Replace those in `hidden` as whole words: a model may be called `m`."""
+    """Replace those in `hidden`, the short ones as whole words: a model may be called `m`."""
     for word, instead in hidden.items():
         literal = instead.replace("\\", r"\\")
-        message = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", literal, message)
+        escaped = re.escape(word)
+        pattern = escaped if len(word) >= LONG_WORD else rf"(?<!\w){escaped}(?!\w)"
+        message = re.sub(pattern, literal, message)
     message = IDENTIFIER.sub(HIDDEN, URL.sub(HIDDEN, message))
     return message[:MAX_MESSAGE_CHARS]
 

@@ -129,6 +129,16 @@ class UpstreamMeter:
         self._misses = 0
 
     @property
+    def num_texts(self) -> int:
+        """Return how many chunks had text."""
+        return self._num_chunks
+
+    @property
+    def most_told_tokens(self) -> int:
+        """Return the tokens that it was told to write, with those that it repeats."""
+        return self._answer.tokens
+
+    @property
     def compares(self) -> bool:
         """Tell whether chunks of this stream are like the one before often enough."""
         return self._misses <= MAX_MISSES
@@ -260,6 +270,8 @@ class UpstreamMeter:
             choices = _decode_choices(found.get("choices", b"[]")) or []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
             raise BrokenAnswer(f"not a chat completion: {fault}") from fault
+        if len(choices) > self._n:
+            raise BrokenAnswer(f"{len(choices)} choices of {self._n}")
         for choice in choices:
             if not 0 <= choice.index < self._n:
                 raise BrokenAnswer(f"choice {choice.index} of {self._n}")

@@ -13,13 +13,14 @@ it.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -29,6 +30,7 @@ from foundation.http1 import (
     HttpClientError,
     Pool,
     PoolFull,
+    ReadTimeout,
     request_head,
 )
 from foundation.sse import END, Event, EventParser, EventTooLarge
@@ -51,6 +53,7 @@ from gateway.fleet.upstream.claim_breaker import ClaimBreaker
 from gateway.fleet.upstream.errors import HIDDEN, to_fleet_error
 from gateway.fleet.upstream.input_estimate import Encode
 from gateway.fleet.upstream.meter import BrokenAnswer, UpstreamMeter
+from gateway.fleet.upstream.stream_bound import IDLE_TIMEOUT_S, StreamBound
 from gateway.fleet.waiting_room import MAX_WAIT_S, Place, WaitingRoom
 from gateway.generate_request import GenerateRequest, MaxTokensField, PlainForward, bounded_to
 from gateway.generation_events import MeteredUsage, RawChunk, RawRun, ReplicaEvent
@@ -62,8 +65,6 @@ CHAT_PATH = "chat/completions"
 PLAIN_PATHS = ("completions", "embeddings")
 """Behind the base URL."""
 CONNECT_TIMEOUT_S = 5.0
-STREAM_IDLE_TIMEOUT_S = 120.0
-"""Between two reads of a stream, the first included."""
 BODY_TIMEOUT_S = 600.0
 """For an answer that comes in one piece; the official SDK waits as long."""
 AFTER_DONE_TIMEOUT_S = 0.1
@@ -457,9 +458,10 @@ class UpstreamReplica:
         meter, parser = attempt.meter, EventParser()
         begun = ended = False
         try:
-            connection = await self._post(attempt, STREAM_IDLE_TIMEOUT_S)
-            while not (meter.done or ended):
-                data = await connection.read(STREAM_IDLE_TIMEOUT_S)
+            connection = await self._post(attempt, IDLE_TIMEOUT_S)
+            bound = StreamBound(meter.most_told_tokens, self._clock)
+            while not (meter.done or ended or bound.is_over):
+                data = await connection.read(bound.read_s)
                 ended = not data
                 items, fault = read_all(meter, parser, data)
                 if items:
@@ -467,6 +469,7 @@ class UpstreamReplica:
                     yield ReplicaEvent(items=attempt.to_items(items), usage=meter.usage)
                 if fault is not None:
                     raise fault
+                bound.note(len(data), meter)
             if not (ended or meter.is_over):
                 await self._to_the_end(connection)
             if not meter.complete:
@@ -476,9 +479,11 @@ class UpstreamReplica:
             yield ReplicaEvent(usage=usage, finished=True)
             return
         except (HttpClientError, TimeoutError, BrokenAnswer, EventTooLarge) as error:
-            self.contact.failed("failing", type(error).__name__)
-            kind = ReplicaLost if begun else ReplicaUnavailable
-            raise kind(f"{self.name}: {type(error).__name__}: {error}") from error
+            if not (isinstance(error, ReadTimeout) and meter.complete):
+                self.contact.failed("failing", type(error).__name__)
+                kind = ReplicaLost if begun else ReplicaUnavailable
+                raise kind(f"{self.name}: {type(error).__name__}: {error}") from error
+            log.info("%s: its usage did not come", self.name)
         finally:
             self._let_go(attempt)
         self.contact.served()
@@ -565,10 +570,15 @@ def target_of(url: str) -> str:
 
 
 def names_of(base_url: str, api_key: str | None) -> list[str]:
-    """Return what tells whose the upstream is, the longest of what contain each other first."""
+    """Return what tells whose the upstream is, the longest of what contain each other first; the
+    key in the forms in which it is said back, too."""
     parts = urlsplit(base_url)
     netloc = parts.netloc.rpartition("@")[2]
-    return [name for name in (api_key, netloc, parts.hostname) if name]
+    names = [netloc, parts.hostname]
+    if api_key:
+        in_base64 = base64.b64encode(api_key.encode()).decode().rstrip("=")
+        names = [api_key, quote(api_key, safe=""), in_base64, *names]
+    return [name for name in names if name]
 
 
 def begun_head(url: str, headers: Mapping[str, str]) -> bytes:

@@ -7,7 +7,6 @@ nothing, says nothing.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
@@ -106,7 +105,9 @@ def to_count(raw: Raw) -> Count:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if not math.isfinite(value) or value < 0 or value != int(value):
+    if isinstance(value, float) and not value.is_integer():  # no number and infinity are none, too
+        return None
+    if value < 0:
         return None
     return min(int(value), MOST_COUNT)
 

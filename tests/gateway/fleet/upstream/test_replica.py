@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -17,6 +19,7 @@ from gateway.fleet.errors import (
     UpstreamRefused,
 )
 from gateway.fleet.upstream import replica as upstream_module
+from gateway.fleet.upstream import stream_bound
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.generate_request import GenerateRequest
 from gateway.generation_events import MeteredUsage, RawBody, ReplicaEvent
@@ -240,7 +243,7 @@ async def test_a_silent_stream_is_given_up(
         await exchange.send(chunk("Hel"))
         await exchange.hang()
 
-    monkeypatch.setattr(upstream_module, "STREAM_IDLE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(stream_bound, "IDLE_TIMEOUT_S", 0.1)
     upstream.script = script
     with pytest.raises(ReplicaLost):
         await run(make_replica(), chat(stream=True))
@@ -360,6 +363,41 @@ async def test_a_whole_answer_that_is_none(
     upstream.script = script
     with pytest.raises(ReplicaUnavailable):
         await run(make_replica(), chat())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_no_more_choices_are_read_than_were_asked_for(
+    upstream: Upstream, make_replica: Make, chat: Chat, stream: bool
+) -> None:
+    async def script(exchange: Exchange) -> None:
+        if not stream:
+            return await exchange.answer(completion(choices=completion()["choices"] * 3))
+        await exchange.begin_stream()
+        await exchange.send({**chunk("a"), "choices": chunk("a")["choices"] * 3}, "[DONE]")
+        await exchange.end_stream()
+
+    upstream.script = script
+    with pytest.raises(ReplicaUnavailable, match="3 choices of 2"):
+        await run(make_replica(), chat(stream=stream, n=2))
+
+
+@pytest.mark.parametrize("form", ["Bearer{0}x", "{0}", "Basic {b64}=", "k={quoted}&a=1"])
+async def test_the_key_is_hidden_however_it_is_said_back(
+    upstream: Upstream, make_replica: Make, chat: Chat, form: str
+) -> None:
+    key = "sk-up/stream+very-secret"
+    in_base64 = base64.b64encode(key.encode()).decode()
+    said = form.format(key, b64=in_base64, quoted=quote(key, safe=""))
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.answer({"error": {"message": f"bad header {said}"}}, 400)
+
+    upstream.script = script
+    with pytest.raises(UpstreamRefused) as raised:
+        await run(make_replica(api_key=key), chat())
+    told = str(raised.value)
+    assert told.startswith("bad header ") and "***" in told
+    assert "secret" not in told and in_base64 not in told
 
 
 async def test_a_body_has_a_bound(

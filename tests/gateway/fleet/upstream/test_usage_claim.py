@@ -35,7 +35,9 @@ NUMBERS = st.one_of(
     st.integers(-(2**70), 2**70),
     st.integers(0, 200),
     st.floats(),
-    st.sampled_from([None, True, "7", "-7", "1e9", "", [], {}, 2**63, 10**12, 0.5, 12.0]),
+    st.sampled_from(
+        [None, True, "7", "-7", "1e9", "", [], {}, 2**63, 10**12, 0.5, 12.0, 10**400, -(10**400)]
+    ),
 )
 CLAIMS = st.one_of(
     st.fixed_dictionaries(
@@ -136,6 +138,8 @@ def test_what_costs_most_is_cut_off_first() -> None:
     [
         *((b"7", 7), (b"7.0", 7), (b'"7"', 7), (b"0", 0)),
         *((b"9223372036854775808", MOST_COUNT), (b"1e400", MOST_COUNT), (b"1" * 5000, MOST_COUNT)),
+        *((b"1" * digits, MOST_COUNT) for digits in (20, 309, 400, 4300)),
+        (b"-" + b"1" * 400, None),
         *((text, None) for text in (b"-1", b"-1e400", b"7.5", b"null", b"true", b"[7]", b"{}")),
         *((text, None) for text in (b'"-7"', b'"1e9"', b'"' + b"1" * 400 + b'"', b"NaN", b"")),
     ],
