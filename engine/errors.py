@@ -2,7 +2,8 @@
 
     EngineError                    code
     ├── InvalidRequest             invalid_request          can never run as asked (names `param`)
-    │   └── ContextLengthExceeded  context_length_exceeded
+    │   ├── ContextLengthExceeded  context_length_exceeded
+    │   └── GrammarExhausted       grammar_exhausted        it outgrew its limits amid the output
     ├── EngineOverloaded           engine_overloaded        the lane's bounded queue is full
     ├── DeadlineExceeded           deadline_exceeded        not begun before its deadline
     ├── EngineUnavailable          engine_unavailable       nobody at the other end of the socket
@@ -34,6 +35,10 @@ class InvalidRequest(EngineError):
 
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class GrammarExhausted(InvalidRequest):
+    code = "grammar_exhausted"
 
 
 class EngineOverloaded(EngineError):

@@ -62,6 +62,10 @@ class Constraint(Protocol):
     def copy(self) -> Constraint:
         """For another choice, which has said nothing yet."""
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether a mask was all clear because the rule outgrew its limits: it is told no more."""
+
     def is_over(self, said: list[int]) -> bool:
         """Whether nothing can follow."""
 

@@ -127,6 +127,8 @@ class XGrammar:
 
 
 class XGrammarConstraint:
+    gave_up = False
+
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
         self._num_seen = 0

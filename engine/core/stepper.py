@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from engine.errors import GrammarExhausted
 from engine.protocol import EngineOutput
 from engine.runner.encoder_runner import EncoderRunner
 from engine.runner.model_runner import LaunchedStep, ModelRunner, Sampled
@@ -76,8 +77,8 @@ class Stepper:
     def step(self) -> list[EngineOutput]:
         """Launch a step if there is one to launch, and collect the oldest if enough are in flight.
 
-        Requests of a batch that raised, and those whose logits or vector are not finite, end with
-        finish_reason "error"; the next step knows nothing of it.
+        Requests of a batch that raised, and those whose logits or vector are not finite or whose
+        grammar gave up, end with finish_reason "error"; the next step knows nothing of it.
         """
         if self._guesser is not None:
             self._guesser.guess(self._scheduler.running)
@@ -132,7 +133,10 @@ class Stepper:
         ]
         if not lost:
             return self._scheduler.update(output, sampled, embedded, scored)
-        logger.error("step %d: numbers of %d sequences not finite", self.num_steps, len(lost))
+        given_up = [each for each in lost if each.seq.constraint and each.seq.constraint.gave_up]
+        broken = [each for each in lost if each not in given_up]
+        if broken:
+            logger.error("step %d: numbers of %d sequences not finite", self.num_steps, len(broken))
         kept = [entry for entry in output.scheduled if entry not in lost]
         keys = {entry.key for entry in lost}
         outputs = self._scheduler.update(
@@ -141,7 +145,8 @@ class Stepper:
             _without(keys, embedded),
             _without(keys, scored),
         )
-        return outputs + self._scheduler.fail_batch(_part(output, lost))
+        outputs += self._scheduler.fail_batch(_part(output, broken))
+        return outputs + self._scheduler.fail_batch(_part(output, given_up), GrammarExhausted.code)
 
     def _fail(self, output: SchedulerOutput) -> list[EngineOutput]:
         logger.exception("step %d with %d tokens failed", self.num_steps, output.num_tokens)

@@ -6,10 +6,10 @@ Knows no files: the parsed JSON is handed in. Both the form of transformers 4 (`
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from engine.config import Pooling
 from engine.errors import ConfigError, UnsupportedModel
@@ -110,13 +110,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return widest
 
 
+MAX_LAYERS = 4096
+"""Far more than any model has: a list of so many is made before a weight is looked at."""
+
+
 class HFConfig(msgspec.Struct, kw_only=True):
     """The fields of config.json that the families read; others describe training."""
 
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_hidden_layers: int
+    num_hidden_layers: Annotated[int, Meta(le=MAX_LAYERS)]
     num_attention_heads: int
     max_position_embeddings: int
     num_key_value_heads: int | None = None

@@ -37,7 +37,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from engine.config import Pooling
-from engine.errors import InvalidRequest
+from engine.errors import EngineStepFailed, InvalidRequest
 from engine.fairness import LANE_WEIGHTS, OUTPUT_COST, FairShare
 from engine.kv_cache.miss_history import PromptMemory
 from engine.kv_cache.prefix_cache import PrefixCache, max_blocks_per_sequence
@@ -284,14 +284,16 @@ class Scheduler:
                 outputs.append(self._answer(seq, said, reason, now, None))
         return outputs
 
-    def fail_batch(self, output: SchedulerOutput) -> list[EngineOutput]:
+    def fail_batch(
+        self, output: SchedulerOutput, error_code: str = EngineStepFailed.code
+    ) -> list[EngineOutput]:
         """The step raised: end every request in it. What it computed is not trusted, so nothing
         of it enters the prefix cache. A last output for each of their open choices."""
         return [
             last
             for entry in output.scheduled
             if entry.stands()  # not ended with an earlier choice of the same request
-            for last in self._end(self._requests[entry.key[0]], "error", "engine_step_failed")
+            for last in self._end(self._requests[entry.key[0]], "error", error_code)
         ]
 
     # What there is

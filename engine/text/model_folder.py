@@ -21,6 +21,7 @@ LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
 """The format allows no longer header."""
 MAX_TEXT_BYTES = 256 * 1024 * 1024
+MAX_NAME_CHARS = 255
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -78,6 +79,8 @@ def check_weights(folder: Path) -> None:
     except (KeyError, msgspec.MsgspecError):
         raise ConfigError(f"{index} has no 'weight_map' from tensors to files") from None
     files = sorted(set(located.values()))
+    if long := next((file for file in files if len(file) > MAX_NAME_CHARS), None):
+        raise ConfigError(f"{index} names a file of {len(long)} characters")
     missing = [file for file in files if not (folder / file).exists()]
     if missing:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
@@ -120,7 +123,7 @@ def check_safetensors(path: Path) -> None:
         raise ConfigError(f"{path} is cut off in its header: download it again")
     try:
         entries = msgspec.json.decode(header, type=dict[str, HeaderEntry])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a safetensors file: {error}") from error
     end = max((each.data_offsets[1] for each in entries.values()), default=0)
     if size < (whole := LENGTH_BYTES + length + end):

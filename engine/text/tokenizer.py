@@ -216,7 +216,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
         return {}
     try:
         config = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: not a JSON object")

@@ -12,6 +12,7 @@ class Residues:
     """A token's residue is that of the sum of all before it; at most `length` of them."""
 
     modulus = 3
+    gave_up = False
 
     def __init__(self, length: int = 100) -> None:
         self._length = length

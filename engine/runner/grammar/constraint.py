@@ -153,6 +153,7 @@ class GrammarConstraint:
         self._binds = after_token_id is None
         """Whether the free part is over."""
         self._num_seen = 0
+        self.gave_up = False
 
     def copy(self) -> GrammarConstraint:
         return GrammarConstraint(
@@ -254,6 +255,7 @@ class GrammarConstraint:
     def _finish(self, matcher: LLMatcher, mask: NDArray[np.int32]) -> None:
         if matcher.is_error():
             mask[:] = 0
+            self.gave_up = True
             return
         if self._stop_token_ids and matcher.is_accepting():
             for token_id in self._stop_token_ids:

@@ -20,9 +20,10 @@ from engine.errors import (
     DeadlineExceeded,
     EngineOverloaded,
     EngineUnavailable,
+    GrammarExhausted,
     InvalidRequest,
 )
-from engine.protocol import Breakpoint, EngineRequest, ReplicaStatus, Usage
+from engine.protocol import Breakpoint, EngineOutput, EngineRequest, ReplicaStatus, Usage
 from engine.text.chat_template import ChatTemplate
 from engine.text.output_parser.output_format import OutputFormat
 from engine.text.tokenizer import Tokenizer
@@ -243,7 +244,7 @@ class EngineReplica:
             async with aclosing(outputs):
                 async for output in outputs:
                     if output.finish_reason == "error":
-                        raise EngineUnavailable(f"the step failed: {output.error_code}")
+                        raise failure_of(output)
                     was_over = generation.over
                     event = generation.read(output)
                     begun = True
@@ -401,6 +402,13 @@ class EngineReplica:
             return ReplicaLost(f"{self.name}: {error.message}")
         kind = ReplicaDied if had_it and not self._client.connected else ReplicaUnavailable
         return kind(f"{self.name}: {error.message}", retry_after_s=RESTART_S)
+
+
+def failure_of(last: EngineOutput) -> EngineUnavailable | GrammarExhausted:
+    """Return what ended a request amid its output."""
+    if last.error_code == GrammarExhausted.code:
+        return GrammarExhausted("grammar needs too much work amid the output", param="grammar")
+    return EngineUnavailable(f"the step failed: {last.error_code}")
 
 
 def with_outcome(

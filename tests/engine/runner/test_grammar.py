@@ -332,7 +332,7 @@ def test_a_text_that_cannot_go_on_ends_alone(penny: EngineCore) -> None:
             ask(f"easy{number}", grammar, logit_bias={o: 100.0}),
         )
         hard, easy = said.pop(f"hard{number}"), said.pop(f"easy{number}")
-        assert (hard.reason, hard.error_code) == ("error", "engine_step_failed")
+        assert (hard.reason, hard.error_code) == ("error", "grammar_exhausted")
         assert hard.text == "x"
         assert (easy.reason, easy.text) == ("stop", "ok")
         assert said == say(penny, *mixture())

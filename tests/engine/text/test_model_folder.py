@@ -106,6 +106,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         writes(SINGLE, (2).to_bytes(8, "little") + b"[]"),
         f"F/{SINGLE} is not a safetensors file: Expected `object`",
     ),
+    "deep header": (
+        writes(SINGLE, (30_000).to_bytes(8, "little") + b'{"a":{' + b'"a":{' * 5_998 + b"    "),
+        f"F/{SINGLE} is not a safetensors file: maximum recursion depth",
+    ),
     "pointer": (writes(SINGLE, POINTER), f"F/{SINGLE} is a pointer of Git LFS, not the file: run"),
     "shards": (
         shards("a.safetensors", "b.safetensors", "c.safetensors"),
@@ -113,6 +117,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     ),
     "index": (writes(INDEX, b'{"weight_map": '), f"F/{INDEX} is not a JSON object: Input data"),
     "index of what": (writes(INDEX, b"{}"), f"F/{INDEX} has no 'weight_map' from tensors to"),
+    "index name": (
+        writes(INDEX, b'{"weight_map": {"a": "%b"}}' % (b"b" * 5000)),
+        f"F/{INDEX} names a file of 5000 characters",
+    ),
     "index type": (writes(INDEX, b'{"weight_map": {"a": 1}}'), f"F/{INDEX} has no 'weight_map'"),
 }
 

@@ -206,6 +206,14 @@ DEFECTS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: change_json(f / "config.json", num_hidden_layers=0),
         "num_hidden_layers must be positive",
     ),
+    "more layers than there are": (
+        lambda f: change_json(f / "config.json", num_hidden_layers=2**63),
+        r"config.json: .*num_hidden_layers",
+    ),
+    "config nested deep": (
+        lambda f: (f / "generation_config.json").write_text('{"a":' * 5000),
+        "generation_config.json is not a JSON object: maximum recursion",
+    ),
     "window of nothing": (
         lambda f: change_json(
             f / "config.json", architectures=["MistralForCausalLM"], sliding_window=0

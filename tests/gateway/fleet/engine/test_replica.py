@@ -400,6 +400,18 @@ async def test_a_failed_step_is_a_loss_only_after_the_first_output(make: Make, s
     assert [event.finished for event in events] == [False]
 
 
+@pytest.mark.parametrize("begun", [[], [output(1, [70])]])
+async def test_a_grammar_that_gives_up_is_told_by_its_field(
+    make: Make, says: Says, begun: list[EngineOutput]
+) -> None:
+    """It is the client's, and says nothing of the engine."""
+    failed = output(1, [], finish_reason="error", error_code="grammar_exhausted", finished=True)
+    scripted = Scripted(says("x"), [*begun, failed], EngineUnavailable("gone"))
+    with pytest.raises(BadField, match="needs too much work amid the output") as raised:
+        await run(make(scripted), chat(guided_regex="a{99999999}"))
+    assert raised.value.param == "guided_regex"
+
+
 async def test_a_failed_step_ends_all_choices_and_is_one_loss(make: Make, says: Says) -> None:
     failed = [
         output(3, [], index=i, finish_reason="error", error_code="failed", finished=i == 1)
