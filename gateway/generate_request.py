@@ -56,7 +56,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     forced: tuple[str, ...] = ()
     """Names, one of which must be called; none: as the model likes."""
     parallel: bool = True
-    """More than one call in one answer."""
+    """True if one answer may hold more than one call."""
     num_chars: int = 0
     """The approximate size of the prompt's visible text."""
 
@@ -124,7 +124,8 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
     form: OutputForm | None = None
     """None: whatever the model says."""
     priority: int = 0
-    """Of what its organization has waiting in the lane the smallest is run first."""
+    """The requests of one organization that wait in a lane run in this order, the smallest first.
+    """
 
 
 class ChatPrompt(OutputOptions, frozen=True, kw_only=True):

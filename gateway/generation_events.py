@@ -119,8 +119,7 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """The call deltas that came after `text`."""
     logprobs: list[TokenInfo] | None = None
     token_ids: list[int] | None = None
-    """What was generated since the last delta of the choice, a token that ends it included; None:
-    not asked for."""
+    """The tokens since the choice's last delta, with one that ends it; None: not asked for."""
     finish_reason: FinishReason | None = None
     stop_string: str | None = None
     """The one of the client's at which it ended."""

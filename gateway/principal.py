@@ -105,9 +105,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """An org's share among others in a lane: twice the weight, twice the share when all wait. None:
     1."""
     lane: Lane | None = None
-    """Where all its requests go. None: where they belong."""
+    """The lane of all its requests. None: each request's own lane."""
     price_list: ListName | None = None
-    """What its org pays. None: what everybody does."""
+    """The price list that its org pays by. None: the default list."""
 
 
 PLAN_LIMITS = tuple(

@@ -29,7 +29,7 @@ from engine.text.tokenizer import read_tokenizer_config, special_tokens
 from engine.text.tool_call_history import CallForm, Message, find_form, in_form
 
 MAX_RENDERED_CHARS = 32 * 1024 * 1024
-"""More than any context holds; the tokenizer's count is the real limit."""
+"""A rendered prompt of this size exceeds every context; the tokenizer's count is the real limit."""
 
 
 class ChatTemplate:

@@ -48,8 +48,8 @@ from gateway.routes.shared.reply import ON_LEAVE, RECEIVED_AT
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of the request line and all headers, and again of all trailers; one read of the socket more where
-they do not end."""
+"""Bounds the request line with all headers, and separately all trailers. The size is checked after
+each read of the socket, so one read more may come in."""
 HEAD_TIMEOUT_S = 30.0
 """From the first byte of a head, or from the connection's opening, to the head's last byte."""
 BODY_TIMEOUT_S = 30.0
@@ -57,7 +57,7 @@ BODY_TIMEOUT_S = 30.0
 MIN_BODY_BYTES_PER_S that came."""
 MIN_BODY_BYTES_PER_S = 16 * 1024
 MAX_CONNECTIONS = 16_384
-"""Of one worker. A request on one more is answered with 503."""
+"""One worker keeps at most this many connections. A request on one more is answered with 503."""
 SPARE_CONNECTIONS = 1024
 """How many more are kept to be told so; the next ones are closed without a word."""
 OTHER_FILES = 512
@@ -66,15 +66,16 @@ LINGER_S = 1.0
 """How long a refused client may be silent until it is closed; what it still sends is dropped."""
 MAX_LINGER_S = 30.0
 MAX_LINGER_BYTES = 1024 * 1024
-"""Of a head that goes on behind its refusal. Who sends more than that does not read."""
+"""A head may go on for this many bytes behind its refusal. A client that sends more does not read.
+"""
 MAX_DRAINED_BYTES = 128 * 1024 * 1024
-"""Of a body that goes on behind its request's answer."""
+"""A body may go on for this many bytes behind the answer to its request."""
 LAST_REQUEST_S = 0.5
 """How long a connection without a request may still bring one to a worker that leaves: a new one,
 whose client was let in and is about to write, or one that was kept, whose client did not hear yet.
 """
 SEPARATORS_BYTES = 4
-"""Of a header line: a colon, a space and the line's end."""
+"""Each header line has a colon, a space and a line end (two bytes)."""
 FRAMING = (b"content-length", b"transfer-encoding")
 """Headers that say where a body ends."""
 HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
@@ -164,11 +165,11 @@ class ClientConnection(HttpToolsProtocol):
         self.refusal: HttpError | None = None
         self._max_connections = max_connections()
         self._running: RequestResponseCycle | None = None
-        """What is being answered, or was last."""
+        """The request that is being answered, or was answered last."""
         self._on_leave: Callable[[], None] | None = None
-        """Of what is being answered: to be called should its client leave."""
+        """Called if the client leaves before the running request is answered."""
         self._is_last = False
-        """Whatever comes now is the last request: the worker leaves."""
+        """True if the next request is the connection's last one, because the worker leaves."""
         self._in_head = True
         """Nothing but a head, or its beginning, may come next."""
         self._begun = False
@@ -181,11 +182,11 @@ class ClientConnection(HttpToolsProtocol):
         self._body_bytes = 0
         self._body_since = 0.0
         self._drained_bytes = 0
-        """Of what came behind the answer of its own request."""
+        """Bytes of a body that came behind the answer to their own request."""
         self._closes_after_body = False
         self._refused_at = 0.0
         self._dropped_bytes = 0
-        """Of what came behind a refusal, and how many may."""
+        """Bytes that came behind a refusal; the connection ends at `_max_dropped_bytes`."""
         self._max_dropped_bytes = MAX_LINGER_BYTES
         self._timer: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None

@@ -42,7 +42,7 @@ from gateway.credential_forms import CREDENTIAL
 from gateway.ids import uuid7
 
 MAX_STATE_BYTES = 256 * 1024
-"""Of `before` or `after`. What goes in there was bounded at the door."""
+"""`before` and `after` have at most this size as JSON; requests were bounded before."""
 MAX_AT_ONCE = 1000
 ACTION_FORM = re.compile(r"[a-z_]{1,40}(?:\.[a-z_]{1,40}){1,3}", re.ASCII)
 SECRET_KEY = re.compile(
@@ -72,10 +72,10 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 COMMAND_LINE = Actor(kind="system", id="cli")
-"""Whoever runs `tollgate` on the machine."""
+"""The actor of changes that somebody makes with `tollgate` on the machine."""
 FIRST_START = Actor(kind="system", id="bootstrap")
 SETTINGS = Actor(kind="system", id="settings")
-"""What the settings file says at a start."""
+"""The actor of changes that the settings file causes at a start."""
 ROTATION = Actor(kind="system", id="rotation")
 """Signing keys' own age."""
 

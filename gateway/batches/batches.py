@@ -23,7 +23,7 @@ from gateway.wire.shared.batch import ENDED, Batch, Shape
 
 PREFIX, MESSAGES_PREFIX = "batch_", "msgbatch_"
 INPUT_FILE, REQUESTS = "input_file_id", "requests"
-"""What each shape is made of."""
+"""The field that holds a batch's requests, in OpenAI's and in Anthropic's shape."""
 MESSAGE_BATCH_ID = "message_batch_id"
 WINDOWS = {"24h": timedelta(hours=24)}
 MAX_LIVE_PER_ORG = 200

@@ -17,7 +17,7 @@ COOL_DOWN_S = 1.0
 MAX_COOL_DOWN_S = 30.0
 MAX_DOUBLINGS = 5
 MAX_KNOWN = 4096
-"""Of more, that which is unused for longest is asked again at once."""
+"""The longest unused entry beyond this number is dropped, so its model is asked again at once."""
 Scope = tuple[str, str]
 """Org and model."""
 

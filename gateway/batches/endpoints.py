@@ -24,7 +24,7 @@ NOT_OF_A_RESPONSE = {
     "stream": "the answers of a batch are not streamed",
     "conversation": "a line that is run again would be in it twice",
 }
-"""What a line may not ask of `/v1/responses`, and why."""
+"""Fields that a batch line may not use on `/v1/responses`, each with the reason."""
 
 
 def in_openai_shape(found: HttpError, request_id: str) -> bytes:

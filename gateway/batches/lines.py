@@ -45,9 +45,10 @@ class LeasedLine(msgspec.Struct, frozen=True, kw_only=True):
     losses: int
     """How often it was begun and lost by us."""
     request_id: str
-    """Of this attempt."""
+    """The request id of this attempt."""
     lost_request_id: str | None
-    """Of the one before, if whoever made it is gone: what that had reserved is nobody's."""
+    """The request id of the attempt before, if its worker is gone: its reservation must be voided.
+    """
 
     @property
     def place(self) -> tuple[str, int]:

@@ -18,7 +18,7 @@ from gateway.wire.anthropic.batches import (
 OVERHEAD_BYTES = 512
 """Around an answer, beside the line's own id, at most."""
 ESCAPED = 6
-"""What a byte of an id may become, in JSON."""
+"""JSON escapes a byte of an id to at most this many bytes."""
 OPENAI_PREFIX = "batch_req_"
 
 

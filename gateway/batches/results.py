@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 READ_AT_ONCE = 20
 DEFAULT_EXPIRY_S = 30 * 86_400
-"""Of results, where the batch says nothing."""
+"""Results expire after this time unless the batch says otherwise."""
 UNREADABLE_ANSWER = {"status": 500, "answer": b'{"error":{"message":"This answer is lost."}}'}
 _OWN = batch_lines.c
 _OPEN = _OWN.state == "open"

@@ -48,7 +48,7 @@ from gateway.wire.shared.batch import Batch
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()
-"""Of its own: nobody's seed is drawn from."""
+"""A generator of its own: it neither follows nor disturbs a seed of the global one."""
 
 POLL_S = 0.5
 LEASE_S = 30.0
@@ -57,7 +57,7 @@ MAX_ATTENDED = 2
 """Batches that are validated or finished at once."""
 MAX_KNOWN_KEYS = 1024
 KNOWN_FOR_S = 5.0
-"""What a key may, and what its limits are, is as old as that at most."""
+"""A key's permissions and limits may be out of date by this much."""
 UNREADABLE_LINE = http_error(500, "What this request asked cannot be read any more.", SERVER)
 CLOSE_TIMEOUT_S = 5.0
 """For what has ended to come to the books."""

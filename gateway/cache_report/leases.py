@@ -46,7 +46,7 @@ NOBODYS_AFTER_S = 7200.0
 """Longer than an attempt lasts and takes to be booked: after that no event will come for it."""
 
 Count = Callable[[str, str, int], None]
-"""Of a model, leases by what became of them."""
+"""Counts the leases of a model (first argument) by their outcome (second)."""
 
 
 class CacheLeases(Flusher):

@@ -29,7 +29,7 @@ COLUMNS: Mapping[CacheGroup, tuple[str, ...]] = {
 LIMITS = {"1h": (24, 72), "1d": (7, 31)}
 """Buckets a page: default and most."""
 MAX_RESULTS = 100
-"""Of a bucket; those that had least to gain are added up in one."""
+"""A bucket lists at most this many results; those with the least to gain are added up in one."""
 SUMS = ("num_requests", "input_tokens", "cached_tokens", *(f"num_{each}" for each in CAUSES))
 
 

@@ -66,7 +66,7 @@ class CacheReport(Flusher):
         self._wall_clock = wall_clock
         self._rows: dict[RowId, ReportCounts] = {}
         self._prefixes: dict[tuple[str, str, str, str, int], int] = {}
-        """Of a key, a model and an hour, how many are in `_rows`."""
+        """How many prefixes `_rows` has for each org, project, key, model and hour."""
         self._places: Lru[tuple[str, str, str, str], str] = Lru(MAX_PLACES)
         self._locating: set[asyncio.Task[None]] = set()
         self._located_of: Counter[str] = Counter()

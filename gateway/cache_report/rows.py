@@ -20,13 +20,14 @@ from gateway.wire.usage.cache_report import Break, PrefixKind
 
 OTHER = ""
 MAX_PREFIXES = 64
-"""Of a key, a model and an hour; what several workers add in one moment may be beyond it."""
+"""A key, model and hour has at most this many prefixes; workers that write at the same moment may
+exceed it."""
 MAX_BATCH = 500
 """Rows a statement."""
 MAX_BREAKS = 8
 """A row keeps at most; in memory, twice as many."""
 MAX_LATEST = 2
-"""Of these, whatever they cost."""
+"""This many of the breaks that are kept are the latest ones, whatever they cost."""
 KEPT_DAYS = 35
 MAX_FORGOTTEN = 10_000
 """Rows a statement; an hour's are gone in as many hours as it takes."""
@@ -110,8 +111,8 @@ EXAMPLE = """
     (array_agg({each} ORDER BY {each} ? 'message' DESC, {each}->'at' DESC))[1]
     || (array_agg({each} ORDER BY {each}->'at' DESC))[1]
 """
-"""Of several breaks of one cause and position, in SQL: the latest, in the message that the latest
-lies in of which that is known."""
+"""SQL that merges several breaks of one cause and position: the latest break, with the message of
+the latest one whose message is known."""
 _MERGED = f"""(
     SELECT coalesce(jsonb_agg(one ORDER BY cost DESC), '[]') FROM (
         SELECT one, cost,

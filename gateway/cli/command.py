@@ -26,8 +26,8 @@ UNPREPARED = ("42P01", "22023")
 """Postgres, appendix A: no such table; no such value, of the role that the connection asks for."""
 FOLDER = click.Path(path_type=Path)
 Columns = Sequence[tuple[str, int]]
-"""Of a listing, each with its width: pages are printed as they come, so nobody knows the widest
-value."""
+"""The columns of a listing, each with its width. Widths are fixed because pages are printed as they
+come, before the widest value is known."""
 
 
 def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -24,7 +24,7 @@ from gateway.tenancy.errors import NotFound
 
 PLACE = "postgres"
 CHUNK_BYTES = 512 * 1024
-"""Of one row."""
+"""One row of `file_chunks` holds this many bytes of a file."""
 
 
 class Writer(Protocol):

@@ -19,13 +19,14 @@ from gateway.tenancy.errors import NotFound
 from gateway.tenancy.projects import keeps_nothing
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data"]
-"""What may be uploaded."""
+"""A purpose with which a client may upload a file."""
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 BATCH: Purpose = "batch"
 BATCH_OUTPUT = "batch_output"
-"""What a batch writes."""
+"""The purpose of the files that a batch writes."""
 MESSAGE_BATCH, MESSAGE_RESULTS = "message_batch", "message_batch_results"
-"""What a batch in Anthropic's shape was asked and has answered: shown by that batch alone."""
+"""The purposes of the requests and the results of a batch in Anthropic's shape: only that batch
+shows these files."""
 _INNER = (MESSAGE_BATCH, MESSAGE_RESULTS)
 STALE_UPLOAD_S = 6 * 3600
 """An upload that has not ended by then has no gateway any more."""

@@ -47,7 +47,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     status: Status
     missing: list[str]
-    """What keeps this worker from serving any request at all."""
+    """The reasons why this worker cannot serve any request at all."""
     components: list[Component]
 
 

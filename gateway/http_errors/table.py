@@ -151,7 +151,7 @@ QUOTA = "insufficient_quota"
 UNAVAILABLE = "service_unavailable"
 UNKNOWN_URL = "unknown_url"
 IN_BACKGROUND_S = 10.0
-"""What is asked to wait for one to end."""
+"""Retry-After of a refusal for too many at once: one of them has to end first."""
 LACKS_SCOPE = "This credential lacks a scope that this needs."
 HOLDS_CREDENTIAL = "it holds a credential"
 UNREADABLE = "This can no longer be read: the secret that it was sealed under was removed."
@@ -402,7 +402,7 @@ def overspent(refusal: Refusal) -> HttpError:
 
 
 LIMITER: dict[ScopeName, str] = {"key_model": "key and model", "client": "OAuth client"}
-"""Where the scope's name does not say it."""
+"""How a message names a scope whose own name is not plain English."""
 
 
 def refused(refusal: Refusal) -> HttpError:

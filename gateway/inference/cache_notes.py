@@ -20,7 +20,7 @@ MAX_CACHE_KEY = 128
 """Characters of a `prompt_cache_key` that is a label as it is."""
 
 Locate = Callable[[int], Coroutine[Any, Any, MessagePlace | None]]
-"""Of a position in the prompt, the message that it lies in."""
+"""Finds the message that holds a position of the prompt."""
 
 
 class CacheNote(msgspec.Struct, frozen=True, kw_only=True):

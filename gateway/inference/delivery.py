@@ -34,9 +34,9 @@ class Delivery:
         self.ignored: tuple[str, ...] = ()
         """The paths of fields of the request that were left out."""
         self.cost: RatedUsage | None = None
-        """Of an answer that says so, before its last chunk."""
+        """The price of an answer that tells its cost; it is set before the last chunk."""
         self.is_billed = False
-        """What was generated is on a bill."""
+        """True if the generated tokens are billed."""
         self.abandoned = False
         self.failure: Exception | None = None
         """Why the reader gets no more, where that was not the reader's own leaving."""

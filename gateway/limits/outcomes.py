@@ -279,8 +279,8 @@ def refused(by: ScopeLimits, letter: str, wait_s: float | None, state: RateState
 
 
 MAX_TOKENS = 100_000_000
-"""Of one request: keeps Lua's arithmetic exact (10^8 x 60 s in microseconds < 2^53). More, which
-no window holds, stands for this many."""
+"""A request counts for at most this many tokens, which keeps Lua's arithmetic exact (10^8 x 60 s in
+microseconds < 2^53). A larger one, which no window holds, counts as this many."""
 
 
 def reservation(scopes: Sequence[ScopeLimits], input_tokens: int, output_tokens: int) -> Units:

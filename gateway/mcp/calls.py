@@ -29,7 +29,8 @@ MAX_TAINTED = 10_000
 left out, and are clean within TAINT_S all the same."""
 MAX_SHOWN = 1_000
 PARTS = 60
-"""Of a budget's window: what was spent leaves it a part at a time, at most one part too late."""
+"""A budget's window is counted in this many parts: spending leaves it a part at a time, at most one
+part late."""
 
 TAKE = """
 local now, id, cost, rates = tonumber(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4])

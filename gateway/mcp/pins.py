@@ -17,7 +17,7 @@ from gateway.tenancy.errors import InvalidField, NotFound
 from mcp_bridge.pinning import ApprovedPins, Change, Key, Pin
 
 MAX_PINS = 50_000
-"""Of one org."""
+"""One org may have at most this many approved things."""
 MAX_RECORDED = 500
 """Names in one entry of the audit log."""
 

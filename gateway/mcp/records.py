@@ -31,9 +31,11 @@ RETRY_S = 1.0
 CLOSE_S = 10.0
 MAX_NAME_CHARS = 256
 SECRET_PARTS = re.compile(r"(//)[^/?#]*@|[?#].*", re.DOTALL)
-"""Of a URI: who asks, and the query and all behind it."""
+"""The parts of a URI that may hold a secret: user and password, and the query with all behind it.
+"""
 SampleOutcome = Literal["done", "refused", "failed", "left"]
-"""Of what a server wanted a model of ours to write. `refused`: by the caller's limits."""
+"""The outcome of a server's sampling request to one of our models. `refused`: by the caller's
+limits."""
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -49,7 +49,7 @@ MAX_WAITING = 256
 MAX_ADDRESSES = 16
 MAX_DIALS = 3
 RESOLVER_THREADS = 4
-"""Of its own: a name whose servers are slow must not hold up what else wants a thread."""
+"""The resolver has threads of its own, so that slow name servers block no other work."""
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 USER_AGENT = "tollgate"
 

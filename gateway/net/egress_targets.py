@@ -18,7 +18,7 @@ import msgspec
 
 MAX_URL_LENGTH = 2048
 PLAIN_URL = re.compile(r"[!$%&'()*+,\-./0-9:;=?@A-Z\[\]_a-z~]+", re.ASCII)
-"""What RFC 3986 allows, without a fragment."""
+"""Matches a URL of RFC 3986 characters only, without a fragment."""
 HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)+[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?",
     re.ASCII,
@@ -55,8 +55,8 @@ PRIVATE = tuple(
     ip_network(each)
     for each in ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
 )
-"""Of the operator's own networks (RFC 1918, RFC 6598, RFC 4193). Link-local is none of them: that
-is where clouds keep the credentials of their machines."""
+"""Networks that an operator may use internally (RFC 1918, RFC 6598, RFC 4193). Link-local is not
+among them: clouds offer the credentials of their machines there."""
 GLOBAL_UNICAST_V6 = IPv6Network("2000::/3")
 """All else (loopback, mapped, NAT64, local, multicast) is outside of it."""
 NOT_PUBLIC_V6 = tuple(

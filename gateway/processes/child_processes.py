@@ -49,7 +49,7 @@ class Child:
         self.name = name
         self.log = log
         self.log_start = log_start
-        """Where in `log` this child's own lines begin, in bytes."""
+        """The offset in `log` at which this child's own output begins, in bytes."""
         self.started_s = time.monotonic()
         self._process = process
         self._pid_file = pid_file

@@ -32,7 +32,7 @@ class Restarter:
         self.exits = 0
         """How often it has left without being asked."""
         self.last_exit: Child | None = None
-        """Who did so last."""
+        """The child that left last without being asked."""
         self.on_exit: Callable[[Child], None] | None = None
         self.is_final: Callable[[int], bool] = lambda status: False
         """Whether one that left with this status is not started again."""

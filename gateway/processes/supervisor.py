@@ -56,7 +56,7 @@ ENGINE_CANNOT_START = 2
 """Exit status of an engine that cannot start as configured: trying again is of no use."""
 WORKER_START_TIMEOUT_S = 60.0
 UNREADY_STOP_S = 1.0
-"""What a worker that does not accept yet may take to leave: it has nothing to bring to an end."""
+"""A worker that accepts no connection yet may take this long to stop: it has nothing to finish."""
 WORKER_SHUTDOWN_S = 20.0
 """After the drain: what a worker may take to close its spool and its pools."""
 READY_TIMEOUT_S = 900.0

@@ -42,11 +42,11 @@ ENDING_PAUSE_S = 1.0
 """How often, and after which pause, the end of one is tried to be written: it is on the bill."""
 CLOSE_TIMEOUT_S = 5.0
 EVENTS_INTERVAL_S = 0.25
-"""Of all that this worker runs the events are written together, so often."""
+"""The events of all responses that this worker runs are written together at this interval."""
 MAX_FOLLOWERS = 256
 """Streams of events that one process has open."""
 MAX_FOLLOWERS_OF_ORG = 64
-"""Of these; so no org keeps others from theirs."""
+"""One org may have this many of these streams, so that others get theirs."""
 
 
 class StartableResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,10 +54,10 @@ class StartableResponse(msgspec.Struct, frozen=True, kw_only=True):
     encoder: ResponseEncoder
     owner: ResponseOwner
     given: tuple[Item, ...]
-    """What it adds to what it continues."""
+    """The items that this request adds to the conversation or response that it continues."""
     in_background: bool
     is_streamed: bool = False
-    """Whoever asks follows it."""
+    """True if the client streams the events of the response."""
     loop: LoopCall | None = None
     """Its tools are called here."""
 

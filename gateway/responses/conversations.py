@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 ID_PREFIX = "conv_"
 MAX_CONVERSATION_BYTES = 16 * 1024 * 1024
-"""Of its items, sealed."""
+"""The sealed items of one conversation have at most this size."""
 INSERTED_AT_A_TIME = 1000
 
 _item_decoder = msgspec.json.Decoder(Item)

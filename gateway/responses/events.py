@@ -29,7 +29,7 @@ from gateway.wire.openai_responses.answer import ResponseObject
 from gateway.wire.openai_responses.events import StatusEvent, StatusType
 
 MAX_BYTES = 16 * 1024 * 1024
-"""Of the events of one response."""
+"""The events that are kept of one response have at most this size; older ones are dropped."""
 POLL_S = 0.25
 READ_AT_ONCE = 20
 """Rows."""

@@ -12,7 +12,7 @@ from gateway.wire.openai_responses.answer import ResponseObject
 from gateway.wire.openai_responses.items import Item
 
 MAX_KEPT_BYTES = 8 * 1024 * 1024
-"""Of one response, with what it was given."""
+"""A stored response has at most this size, together with its input."""
 _encode = msgspec.json.Encoder().encode
 _items_decoder = msgspec.json.Decoder(tuple[Item, ...])
 

@@ -26,7 +26,7 @@ from gateway.wire.openai_responses.answer import ResponseError, ResponseObject, 
 log = logging.getLogger(__name__)
 
 MAX_IN_BACKGROUND = 100
-"""Of an org, at once."""
+"""One org may have this many responses in the background at once."""
 GIVEN_UP_AT_A_TIME = 100
 RUNS = ("queued", "in_progress")
 LOST = ResponseError("server_error", "The gateway that worked on this response has stopped.")

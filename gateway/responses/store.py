@@ -36,7 +36,7 @@ MAX_CONTINUED = 1000
 MAX_CONTINUED_BYTES = 16 * 1024 * 1024
 CAN_BE_CONTINUED = ("completed", "incomplete")
 EVENTS_LIFETIME_S = 24 * 3600
-"""Of what was streamed in the background; the answer stays."""
+"""Events of a background response are deleted after this time; the response itself stays."""
 SWEEP_INTERVAL_S = 600.0
 SWEEP_BATCH = 500
 

@@ -36,7 +36,7 @@ from gateway.tenancy.tables import idempotency_keys as table
 log = logging.getLogger(__name__)
 
 PURPOSE = "idempotency-answers"
-"""What `Secret` derives the key for."""
+"""`Secret` derives the key of the cipher for this purpose."""
 LIFETIME_S = 24 * 3600
 CLAIM_TIMEOUT_S = 120.0
 ALIVE_S = 30.0
@@ -60,7 +60,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     principal: str
     key_digest: bytes
     request_digest: bytes
-    """Of method, path, query and body."""
+    """A digest of method, path, query and body."""
     request_id: str
     generates: bool = False
     """It changes nothing but the bill, and is carried out anew where its worker died."""

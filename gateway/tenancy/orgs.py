@@ -28,7 +28,7 @@ class Org(msgspec.Struct, frozen=True, kw_only=True):
     is_operator: bool
     """It runs the installation."""
     cors_origins: list[str]
-    """Of web pages whose browsers may call with its keys."""
+    """Origins of web pages that may call the API from a browser with this org's keys."""
     prepaid: bool
     """It spends no more than it was credited."""
     shows_cost: bool
@@ -36,7 +36,7 @@ class Org(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     archived_at: datetime | None
     suspension_lifted_at: datetime | None
-    """What had suspended it by then does so no longer (`suspension`)."""
+    """Suspensions from before this moment are lifted (`suspended_by`)."""
 
 
 Check = Callable[[Org], None]

@@ -29,7 +29,7 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     plan: str | None
     models_mode: Literal["allow_list", "deny_list"] | None
-    """What `models` is; None: all models may be used."""
+    """How `models` is to be read; None: all models may be used."""
     models: list[str] | None
     zero_retention: bool
     """Nothing is kept of what is asked and answered in it."""

@@ -92,7 +92,7 @@ class LoopCall(msgspec.Struct, frozen=True, kw_only=True):
 
     loops: ToolLoops
     call: GenerationCall
-    """Of the first round; its encoder is not asked."""
+    """The generation of the first round; its own encoder is not used."""
     steps: LoopEncoder
     servers: Mapping[str, McpTool]
     """By label."""
@@ -102,7 +102,8 @@ class LoopCall(msgspec.Struct, frozen=True, kw_only=True):
     max_calls: int | None = None
     """Over all rounds, as the client gave it."""
     answers: tuple[AnsweredRequest, ...] = ()
-    """Of those that are approved the calls come before the first round."""
+    """The client's answers to requests for approval. Approved calls are made before the first
+    round."""
     with_approved: Callable[[Sequence[McpCall]], list[dict[str, Any]]] | None = None
     """The messages of the first round, with what came of those."""
     new_meter: Callable[[], RequestMeter]
@@ -154,7 +155,8 @@ class Loop:
         self._own: ToolUse | None = None
         """The client's own functions."""
         self._held = b""
-        """What comes before the first round's first bytes, so that a refusal keeps its status."""
+        """Bytes held back until the first round writes, so that a refusal can still set the status.
+        """
         self._round_delivery: Delivery | None = None
         self._calling: asyncio.Task[Any] | None = None
         self._writes = asyncio.Lock()

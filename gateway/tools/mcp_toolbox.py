@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MAX_PAGES = 100
 MAX_TOOLS = 512
-"""Of one server, shown to a model: what is behind them in its list is left out."""
+"""A model is shown at most this many tools of one server: the rest of its list is left out."""
 LIST_TIMEOUT_S = 30.0
 SPENT_S = 400 * 86_400.0
 """Longer than what asked for an approval is kept (`response_lifetime_days`)."""

@@ -34,9 +34,9 @@ class RefusedCall(msgspec.Struct, frozen=True, kw_only=True):
 
     message: str
     code: int = -32603
-    """Of JSON-RPC."""
+    """The error code of JSON-RPC."""
     cost_pico: Pico = 0
-    """Where it may have been done."""
+    """The price of the call, if it may have been made."""
 
 
 CallOutcome = ToolResult | NeedsApproval | RefusedCall

@@ -32,7 +32,7 @@ MAX_VALUE_BYTES = 16 * 1024
 REWRAP_BATCH = 100
 UPSTREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 VALUE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,127}", re.ASCII)
-"""Of an environment variable or of a header."""
+"""Matches the name of an environment variable or of a header."""
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 """Neither has one in it but a tab."""
 
@@ -76,7 +76,7 @@ class UpstreamCredential(msgspec.Struct, frozen=True, kw_only=True):
     """Higher whenever somebody gives other values: what was started with the old ones is to be
     ended. Fresh tokens of the same consent change nothing of it."""
     expires_at: datetime | None
-    """Of an access token."""
+    """The moment at which the access token expires."""
     refused_at: datetime | None
     """Since when the upstream's authorization server refuses it."""
     created_at: datetime
@@ -99,7 +99,7 @@ class OpenCredential(msgspec.Struct, frozen=True):
 class RewrapResult(msgspec.Struct, frozen=True, kw_only=True):
     done: int
     last: str | None
-    """Where the next call goes on; None: there are no more."""
+    """The id after which the next call goes on; None: no credentials are left."""
 
 
 COLUMNS = [credentials.c[name] for name in UpstreamCredential.__struct_fields__]

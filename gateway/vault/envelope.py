@@ -26,7 +26,7 @@ class SealedEnvelope(msgspec.Struct, frozen=True, kw_only=True):
     sealed: bytes
     wrapped_key: bytes
     secret_id: str
-    """Of the installation's secret, under which the key is wrapped."""
+    """The id of the installation's secret under which the key is wrapped."""
 
 
 class Vault:

@@ -51,7 +51,7 @@ MAX_EXCHANGED = 10_000
 MAX_REFRESHING = 256
 """Tokens that are asked for at once, by one process."""
 MAX_AT_ONCE = 4
-"""Of those hold a connection to Postgres."""
+"""This many of the requests for tokens may hold a connection to Postgres."""
 MAX_STATE_LENGTH = 6_144
 MAX_CODE_LENGTH = 2_048
 
@@ -65,14 +65,14 @@ class Consent(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     upstream: str
     user_id: str | None
-    """Whose the credential will be; None: the tenant's."""
+    """The user who will own the credential; None: the tenant owns it."""
     began: str
     code_verifier: str
     browser: str
     """The digest of the browser's cookie."""
     expires_at: float
     client: UpstreamClient | None = None
-    """Who asks, where nobody wrote it down anywhere else."""
+    """The client that asks, if it is recorded nowhere but in this state."""
     needs_iss: bool = False
     """Its issuer says that it always names itself (RFC 9207)."""
 

@@ -45,7 +45,7 @@ class KnownClient(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str
     client_secret: str | None = None
     issuer: str | None = None
-    """Where; None: wherever the upstream says."""
+    """The issuer that the client is registered with; None: the one that the upstream names."""
 
     def __repr__(self) -> str:
         return f"KnownClient({self.client_id!r})"

@@ -41,7 +41,7 @@ class UpstreamClient(msgspec.Struct, frozen=True, kw_only=True):
     authorization_endpoint: str | None = None
     client_secret: str | None = None
     auth_method: Literal["client_secret_basic", "client_secret_post"] = "client_secret_basic"
-    """Where there is a secret."""
+    """How the client sends its secret, if it has one."""
     issuer: str | None = None
     """Compared with `iss` of what comes back (RFC 9207)."""
     scope: str | None = None

@@ -37,7 +37,7 @@ SWEEP_BATCH = 1000
 MAX_FAILURE_LENGTH = 200
 PENDING, DELIVERED, DEAD = "pending", "delivered", "dead"
 SENDER = Actor(kind="system", id="webhooks")
-"""Who disables an endpoint whose receiver wants no more."""
+"""The actor that disables an endpoint whose receiver answers 410 (Gone)."""
 
 
 class DeliveryRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class DeliveryRecord(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime
     """Given up then."""
     status: int | None
-    """What the last attempt was answered; None: nothing came."""
+    """The HTTP status of the last attempt; None: no answer came."""
     failure: str | None
     created_at: datetime
     ended_at: datetime | None

@@ -54,7 +54,7 @@ class EndpointOnce(msgspec.Struct, frozen=True):
 
 COLUMNS = [endpoints.c[name] for name in EndpointRecord.__struct_fields__]
 Check = Callable[[EndpointRecord], None]
-"""Of the row under its lock, before it is changed; raises where that must not be."""
+"""Checks the locked row before it is changed. Raises: whatever forbids the change."""
 
 
 async def create_endpoint(

@@ -42,7 +42,7 @@ from gateway.webhooks.standard_webhooks import headers
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()
-"""Of its own: nobody's seed is drawn from."""
+"""A generator of its own: it neither follows nor disturbs a seed of the global one."""
 
 POLL_S = 1.0
 """An event is late by as much."""
@@ -50,7 +50,7 @@ SWEEP_INTERVAL_S = 600.0
 MAX_CONCURRENT = 16
 MAX_PER_ORG = 4
 TIMEOUT_S = 15.0
-"""Of one attempt: name, connection, request and the head of the answer."""
+"""Bounds one attempt: name resolution, connection, request and the head of the answer."""
 WAIT_S = 5.0
 GONE = 410
 REDIRECTS = range(300, 400)
@@ -185,7 +185,7 @@ class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
     """The webhook services that routes need."""
 
     secrets: Cipher
-    """Of endpoints."""
+    """The cipher of the endpoints' signing secrets."""
     allow_loopback: bool
 
 

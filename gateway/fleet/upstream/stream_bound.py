@@ -19,7 +19,7 @@ that thinks unseen sends signs of life."""
 END_S = 10.0
 """From the last choice's end to the usage and `[DONE]`: the client has its answer."""
 LEAST_BYTES = 4 * 1024 * 1024
-"""Of a stream that was told to write one token; one event may be as large."""
+"""A stream that may write a single token may have this many bytes; one event may be as large."""
 BYTES_PER_TOKEN = 16 * 1024
 """A token's chunk has some 300 bytes, with the 20 likeliest beside it some 4,000."""
 

@@ -34,7 +34,7 @@ MAX_LOOKS = 4
 LOOK_S = 20.0
 MAX_PROBLEM = 500
 FIELDS: dict[Kind, str] = {"tool": "tools", "prompt": "prompts", "instructions": "instructions"}
-"""What is approved and taken back by name, as clients write it."""
+"""The request field that lists what is approved or revoked by name, for each kind."""
 
 KEPT_S = 60.0
 """How long a look is kept for whoever turns its pages."""
@@ -44,7 +44,7 @@ MAX_SCANNED = 20_000
 FoundChange = tuple[Change, tuple[Finding, ...]]
 Found = Iterable[FoundChange]
 Beside = Mapping[tuple[str, Kind, str], tuple[Finding, ...]]
-"""What is suspicious about things beside those of other servers (`scan_together`)."""
+"""Findings that arise only from a thing's likeness to those of other servers (`scan_together`)."""
 
 
 class ServerOffer(msgspec.Struct, frozen=True):

@@ -28,7 +28,8 @@ from mcp_bridge.protocol.rpc import INTERNAL_ERROR, INVALID_PARAMS, RpcError
 MAX_PROMPT_BYTES = 1024 * 1024
 STOP_REASONS = {"stop": "endTurn", "length": "maxTokens", "tool_calls": "toolUse"}
 NOT_SERVED = ("task",)
-"""Of what a server may ask, what it is not told that it can: refused by name."""
+"""Optional fields of a sampling request that are refused by name; servers are not told that we
+support them."""
 ERROR = "Error: "
 """Before the result of a call that failed, as on the Messages API."""
 NOT_A_NAME = re.compile("[^a-zA-Z0-9_-]")
@@ -40,7 +41,7 @@ FIELDS = (
     (re.compile("^stop$"), "stopSequences"),
     (re.compile("^tool_choice"), "toolChoice"),
 )
-"""What the surface of chat completions calls them, and what a server does."""
+"""Translates the fields of a chat completion to those of a sampling request, for errors."""
 
 
 def to_chat(written: WrittenMcpSampling, params: dict[str, Any]) -> bytes:

@@ -23,7 +23,7 @@ class HealthView(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "health"
     status: Status
     missing: list[str]
-    """What keeps this worker from serving any request at all."""
+    """The reasons why this worker cannot serve any request at all."""
     components: list[Component]
 
 

@@ -60,7 +60,7 @@ BATCH = BATCHES + "/{message_batch_id:str}"
 RESULTS = "/results"
 JSON_LINES = "application/x-jsonl"
 READ_AT_ONCE_BYTES = 16 * 1024
-"""Of a body of small requests it keeps the event loop for some milliseconds."""
+"""A piece of a body full of small requests blocks the event loop for some milliseconds."""
 KEPT_FOR = timedelta(seconds=DEFAULT_EXPIRY_S)
 
 

@@ -31,8 +31,8 @@ from gateway.auth.oauth.rfc8414_metadata import (
 from gateway.auth.oauth.rfc9728_protected_resource import WELL_KNOWN
 
 PREFIXES = ("/v1/", "/mcp/")
-"""Of paths that pages of a tenant may call; sign-in and consent are nobody else's page's
-business."""
+"""Web pages of a tenant may call paths with these prefixes. Sign-in and consent are missing: only
+our own pages call those."""
 OPEN = frozenset(
     {
         *METADATA_PATHS,
@@ -45,12 +45,12 @@ OPEN = frozenset(
     }
 )
 OPEN_PREFIXES = (WELL_KNOWN + "/", REGISTRATION_PATH + "/")
-"""Of paths that pages of any origin may call."""
+"""Web pages of any origin may call paths with these prefixes."""
 ANY_ORIGIN = b"*"
 METHODS = b"GET, POST, PUT, PATCH, DELETE"
 MAX_AGE_S = b"600"
 MAX_HEADERS_BYTES = 2048
-"""Of the names that a preflight asks for; the official SDK's are some 300."""
+"""Bounds the header names that a preflight asks for; the official SDK asks for some 300 bytes."""
 NAMES = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:[ \t]*,[ \t]*[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")
 EXPOSED = b", ".join(
     (

@@ -33,7 +33,8 @@ class FastPath:
         self._app = app
         self._fixed: dict[tuple[str, str], Way] = {}
         self._below: dict[tuple[str, str, int], Way] = {}
-        """Where only parameters follow the first part of a path: by that, and how many parts."""
+        """Routes whose path has only parameters behind its first part, by method, first part and
+        number of parameters."""
         for route in litestar.routes:
             if isinstance(route, HTTPRoute):
                 for method, (handler, _) in route.route_handler_map.items():

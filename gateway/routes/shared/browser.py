@@ -44,7 +44,7 @@ FormRoute = partial(
     status_code=303,
     request_max_body_size=MAX_FORM_BYTES,
 )
-"""Where a page of ours sends what somebody wrote; a page follows, unless it says otherwise."""
+"""Declares the route that a form on one of our pages posts to; it redirects by default (303)."""
 
 
 class BadForm(Exception):
@@ -53,7 +53,7 @@ class BadForm(Exception):
 
 class Browser(msgspec.Struct, frozen=True, kw_only=True):
     cookie: str
-    """What its forms are bound to."""
+    """The value that this browser's form tokens are bound to."""
     fresh: bool
     """It has not been given its cookie yet."""
     session: Session | None

@@ -49,8 +49,8 @@ REPLAYED = (b"idempotent-replayed", b"true")
 KEY_FORM = re.compile(r"[\x21-\x7e]{1,255}", re.ASCII)
 PREFIXES = ("/v1/organization/", "/v1/admin/")
 UNANNOUNCED = 503
-"""What is kept of a change that was committed and then not announced to all workers. Repeated, it
-is announced, and not made again."""
+"""The status kept for a change that was committed but not announced to all workers. A repeated
+request announces the change and does not make it again."""
 CHANGED_PER_REQUEST = (b"content-length", b"date")
 
 

@@ -47,11 +47,12 @@ from gateway.tenancy.idempotency_keys import ALIVE_S, Answer, Claim, Idempotency
 log = logging.getLogger(__name__)
 
 MAX_KEPT_BYTES = 4 * 1024 * 1024
-"""Of an answer."""
+"""An answer larger than this is not kept."""
 RENEW_S = ALIVE_S / 4
 OVER_TIMEOUT_S = 10.0
-"""Of a failed answer, to be aborted and billed. What takes longer leaves its key claimed: once that
-is over it is generated anew, and what it was billed is taken back."""
+"""A failed answer may take this long to be aborted and billed. If it takes longer, its key stays
+claimed; once the claim ends, the answer is generated anew and the bill of the first is taken back.
+"""
 
 
 async def reply_once(

@@ -62,7 +62,7 @@ CHANGES = BODIES | {"DELETE"}
 OAUTH = "/oauth/"
 SEALED = ("/v1/responses", "/v1/conversations/")
 CONTENT = ("/content", "/results")
-"""Of a file, be it a batch's."""
+"""Paths with these endings return the content of a file or the results of a batch."""
 REQUEST_HEADER_FIELDS_TOO_LARGE = 431
 """The connection's, which knows no paths and speaks to all in one shape."""
 RETRY_AFTER = OpenAPIHeader(

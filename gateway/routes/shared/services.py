@@ -50,7 +50,8 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     responses: Responses
     authority: Authority
     db: AsyncEngine
-    """Of the tenants: shows the rows of the org that `gateway.db.tenant` named."""
+    """A pool for the tenants' role: it shows only rows of the org that `gateway.db.tenant` named.
+    """
     system_db: AsyncEngine
     """Shows all orgs: for what must look before it knows the tenant, and what serves them all."""
     redis: Redis
@@ -61,7 +62,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     engines: Mapping[str, Engine]
     """By model name."""
     rooms: Mapping[str, Sequence[WaitingRoom]] = {}
-    """Of upstreams, by model name."""
+    """The waiting rooms of upstreams, by model name."""
     authorization: Authorization
     """The pages of the authorization server, and clients."""
     federation: Federation

@@ -55,7 +55,7 @@ from gateway.tenancy.tables import (
 )
 
 PEPPER_PURPOSE = "api-key-pepper"
-"""What `Secret` derives the pepper of the key hashes for."""
+"""`Secret` derives the pepper of key hashes for this purpose."""
 PREFIX = "sk-tg-"
 ADMIN_PREFIX = "sk-tg-admin-"
 ALPHABET = string.digits + string.ascii_letters
@@ -64,7 +64,7 @@ RANDOM_LENGTH = 43
 KEY_FORM = re.compile(rf"sk-tg-(?:admin-)?[0-9A-Za-z]{{{RANDOM_LENGTH}}}", re.ASCII)
 MAX_SCOPES = 32
 ID_FORM = re.compile(r"[A-Za-z0-9_.-]{1,100}", re.ASCII)
-"""Whatever else stands in a path names no key."""
+"""An id of any other form names no key."""
 
 
 @with_fields(KEY_LIMIT_NAMES, int | None, None, after="ip_ranges")
@@ -77,7 +77,7 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     """None: of the whole org, for its administration."""
     user_id: str | None = None
     service_account_id: str | None = None
-    """Whose it is, if anybody's."""
+    """The owner is a user or a service account, or nobody (both None)."""
     name: str
     prefix: str
     last_four: str
@@ -93,7 +93,7 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at: datetime | None
     last_used_at: datetime | None = None
     previous_hint: str | None = None
-    """Of the secret before this one, good until `previous_expires_at`."""
+    """The hint of the secret before this one, which is good until `previous_expires_at`."""
     previous_expires_at: datetime | None = None
 
     @property

@@ -48,7 +48,7 @@ class OwnedKey(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None
     last_used_at: datetime | None
     active: bool
-    """Whose it is may use the project."""
+    """True if the key's owner may use the project."""
     owner: KeyOwner | None
 
 

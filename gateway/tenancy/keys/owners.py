@@ -13,7 +13,7 @@ from gateway.tenancy.member_tables import project_members, service_accounts, use
 from gateway.tenancy.tables import api_keys
 
 MAX_OWNED = 1_000
-"""Of more, the oldest count."""
+"""A user's owned projects beyond this number are left out, in the order of their ids."""
 EVERYWHERE = ("owner", "admin")
 """Roles of an org that are at home in each of its projects."""
 

@@ -31,11 +31,11 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     archived: bool
     """Its project or organization is."""
     role: Role | None
-    """Of whose it is; None: nobody's."""
+    """The role of the key's owner; None: the key has no owner."""
     owner_active: bool
-    """Whose it is may use the project; a key that is nobody's is active."""
+    """True if the key's owner may use the project, or the key has no owner."""
     owned_projects: frozenset[str]
-    """Which whose it is owns."""
+    """The projects that the key's owner is an owner of."""
     key_plan: Plan
     """With the key's own limits."""
     project_plan: Plan
@@ -43,7 +43,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None
     """The key, or the secret that was looked up, if that one was rotated away."""
     hint: str
-    """Of the secret that was looked up."""
+    """The hint of the secret that was looked up."""
     model_plans: dict[str, Plan]
     """The project's own limits by model."""
     key_model_plans: dict[str, Plan]

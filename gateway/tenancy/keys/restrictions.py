@@ -44,7 +44,7 @@ class Restrictions(msgspec.Struct, frozen=True, kw_only=True):
     lane: str | None = None
     """A `KeyLane`."""
     model_limits: ModelLimitsPatch | None = None
-    """Of one model each, beside those above."""
+    """Limits for single models, beside the limits above."""
     shows_cost: bool | None = None
     """Its answers say what they cost, or do not. None: as its org has it."""
 

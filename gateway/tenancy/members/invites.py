@@ -39,7 +39,7 @@ from gateway.tenancy.tables import orgs, projects
 LIFETIME = timedelta(days=7)
 PEPPER_PURPOSE = "invite"
 ACCEPT_PATH = "/invites/accept"
-"""Of the login flow's page: `{public_url}/invites/accept?token=...`."""
+"""The path of the login flow's page: `{public_url}/invites/accept?token=...`."""
 TOKEN_BYTES = 32
 MAX_TOKEN_LENGTH = 64
 MAX_PROJECTS = 100

@@ -33,7 +33,7 @@ class AnyPassword(Enum):
 
 
 ANY = AnyPassword.ANY
-"""Whatever password somebody has, or none."""
+"""Matches a user with any password, or with none."""
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from gateway.tenancy.errors import InvalidField, NameTaken, NotFound, ReadOnly
 from gateway.tenancy.tables import check_name, plans
 
 PLAN_FIELDS = Plan.__struct_fields__
-"""What a request is held to, served by and priced by."""
+"""The names of a plan's limits, lane, weight and price list."""
 
 
 def plan_columns(owner: str, plan: sa.FromClause) -> list[sa.ColumnElement[Any]]:

@@ -41,7 +41,7 @@ KEPT_PLACES = (
     *("", "system[].", "tools[].", "messages[].content[].", "messages[].content[].content[]."),
     "messages[].content[].tool.definition.",
 )
-"""Where a block may be marked for the prompt cache."""
+"""Places of a request at which a block may be marked for the prompt cache."""
 NOT_SHORTENED = "no conversation is shortened here; one that does not fit is refused"
 
 

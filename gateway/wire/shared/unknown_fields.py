@@ -16,7 +16,7 @@ from gateway.request_errors import BadField, UnknownField
 
 IGNORED_HEADER = "x-tollgate-ignored-fields"
 MAX_NAME_CHARS = 64
-"""Of a field in the header."""
+"""The header shortens a longer field name to this."""
 MAX_IGNORED = 16
 """Names of unknown fields in one body. Each costs a reading; with more the next one is refused."""
 _STEP = re.compile(r"(?P<name>[^.\[\]]+)|\[(?P<index>[0-9]+)\]")

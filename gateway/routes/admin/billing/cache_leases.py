@@ -27,7 +27,7 @@ class CacheLeaseView(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "cache_lease"
     id: str
     event_id: str
-    """Of what was billed: the attempt of a request."""
+    """The usage event that was billed: one attempt of a request."""
     model: str
     ttl: Ttl
     num_tokens: int

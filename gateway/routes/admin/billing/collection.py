@@ -39,7 +39,7 @@ InvoiceId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,200}\Z")]
 
 class OfInvoiceQuery(OrgPageQuery):
     invoice_id: InvoiceId | None = None
-    """Of this one alone."""
+    """Lists only entries of this invoice."""
 
 
 notes = AdminResource[CreditNoteView](

@@ -72,7 +72,7 @@ DOCUMENTS: dict[Format, tuple[str, Callable[[Document], bytes]]] = {
 JOURNALS = {"beancount": (BEANCOUNT, to_beancount), "hledger": (HLEDGER, to_hledger)}
 Read = Callable[[AsyncEngine, Bill], AsyncIterator[Any]]
 Write = Callable[[Bill, Iterable[Any], IO[bytes]], None]
-"""Of what was read."""
+"""Writes the rows that `Read` yields, in the format of the export."""
 TABLES: dict[Format, tuple[str, Read, Write]] = {
     "csv": (CSV, read_pages, write_lines),
     "focus": (CSV, read_pages, write_focus),

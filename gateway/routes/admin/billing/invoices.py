@@ -61,7 +61,7 @@ class ExportQuery(OrgQuery):
 
 class RequestsQuery(OrgPageQuery):
     hour: Hour | None = None
-    """Of this one alone, as the hours of the line name it."""
+    """Lists only requests of this hour, named as the hours of the invoice line name it."""
 
 
 invoices = AdminResource[InvoiceView](

@@ -32,7 +32,7 @@ PICO_PER_MICRO = 1_000_000
 
 class PricesQuery(PageQuery):
     model: str | None = None
-    """Of this one alone."""
+    """Lists only prices of this model."""
     include_past: bool = False
 
 
