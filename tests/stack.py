@@ -100,7 +100,7 @@ class Stack:
             assert self.process is not None
             assert self.process.poll() is None, self.log.read_text()[-4000:]
             try:
-                if httpx.get(f"{self.base_url}/health/ready", timeout=2).status_code == 200:
+                if httpx.get(f"{self.base_url}/health/ready", timeout=30).status_code == 200:
                     return
             except httpx.TransportError:
                 pass
@@ -165,7 +165,7 @@ class Stack:
         return self.clients[-1]
 
     def metrics(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-        text = httpx.get(f"{self.base_url}/metrics", timeout=10).text
+        text = httpx.get(f"{self.base_url}/metrics", timeout=60).text
         return {
             (sample.name, tuple(sorted(sample.labels.items()))): sample.value
             for family in text_string_to_metric_families(text)

@@ -231,7 +231,7 @@ def test_a_killed_parent_leaves_nothing_behind_after_the_next_start(stack: Stack
     children = stack.kill()
     assert len(children) >= 4
     stack.start()
-    _, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
     again = stack.client().chat.completions.create(
         model="penny", messages=[{"role": "user", "content": "Hello"}], max_tokens=5

@@ -18,6 +18,8 @@ from gateway.auth.bearer import access_tokens, api_keys, revocations
 from gateway.auth.federation import issuer_directory
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.limits import counters, funding
+from gateway.limits.redis import pipeline
 from gateway.tenancy import changes
 from tests.gateway.routes import one_routing
 from tests.gateway.rsa_keys import few_keys
@@ -40,6 +42,14 @@ def be_patient(patch: pytest.MonkeyPatch) -> None:
     for module in (access_tokens, api_keys, cors_origins, issuer_directory, revocations):
         patch.setattr(module, "READ_TIMEOUT_S", PATIENCE_S)
     patch.setattr(changes, "SILENCE_S", PATIENCE_S)
+    be_patient_with_stores(patch)
+
+
+def be_patient_with_stores(patch: pytest.MonkeyPatch) -> None:
+    """Wait for Redis and Postgres where limits would go on without them."""
+    patch.setattr(pipeline, "BATCH_TIMEOUT_S", PATIENCE_S)
+    patch.setattr(funding, "TOP_UP_TIMEOUT_S", PATIENCE_S)
+    patch.setattr(counters, "BUILD_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture

@@ -241,7 +241,7 @@ class Office:
 
     async def settled(self) -> None:
         """Every generation has ended and holds no lease."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while self.services.open_calls:
             assert time.monotonic() < deadline, "still open"
             await asyncio.sleep(0.005)

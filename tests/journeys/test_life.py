@@ -120,7 +120,7 @@ def post(stack: Stack, path: str = "/v1/chat/completions", **fields: Any) -> htt
 
 
 def ready(stack: Stack) -> int:
-    return httpx.get(f"{stack.base_url}/health/ready", timeout=10).status_code
+    return httpx.get(f"{stack.base_url}/health/ready", timeout=60).status_code
 
 
 def test_the_credentials_and_the_secret_are_for_this_user_alone(stack: Stack) -> None:

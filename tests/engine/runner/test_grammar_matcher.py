@@ -197,7 +197,7 @@ def test_the_process_that_tries_grammars_ends_with_its_input() -> None:
     process = trial._process
     assert process is not None and process.stdin is not None
     process.stdin.close()
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
 
 
 # ---- a process that was lost

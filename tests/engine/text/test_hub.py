@@ -217,7 +217,7 @@ def test_a_terminal_shows_progress(hub: Hub, tmp_path: Path) -> None:
         )
     finally:
         os.close(theirs)
-        reader.join(10)
+        reader.join(60)
         os.close(ours)
     assert b"100%|" in b"".join(shown)
 

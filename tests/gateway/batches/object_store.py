@@ -34,7 +34,7 @@ class ObjectStore:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             with suppress(requests.ConnectionError):
-                requests.get(f"{self.url}/moto-api/", timeout=5)
+                requests.get(f"{self.url}/moto-api/", timeout=60)
                 return
             assert time.monotonic() < deadline and self.process.poll() is None
             time.sleep(0.05)
@@ -42,7 +42,7 @@ class ObjectStore:
     def bucket(self) -> str:
         """One of its own."""
         name = f"bucket-{next(_numbers)}"
-        assert requests.put(f"{self.url}/{name}", timeout=5).ok
+        assert requests.put(f"{self.url}/{name}", timeout=60).ok
         return name
 
     def close(self) -> None:

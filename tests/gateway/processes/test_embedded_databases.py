@@ -327,11 +327,11 @@ async def test_what_a_killed_parent_leaves_is_ended_by_the_next_start(folder: Pa
     parent.wait()
     parent.stdout.close()
     # The kernel told all three; two of them listen.
-    psutil.wait_procs([postgres, valkey, *backends], timeout=10)
+    psutil.wait_procs([postgres, valkey, *backends], timeout=60)
     assert not valkey.is_running() and not any(each.is_running() for each in backends)
     assert deaf.is_running()
     assert end_leftovers(home.run) == ["deaf"]
-    assert psutil.wait_procs([deaf], timeout=10)[1] == []  # init reaps it
+    assert psutil.wait_procs([deaf], timeout=60)[1] == []  # init reaps it
     child = await embedded.start_postgres(home, durable=False)
     await child.stop(20)
 

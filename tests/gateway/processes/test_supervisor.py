@@ -82,7 +82,7 @@ class Up:
         children = self.children()
         self.process.send_signal(number)
         status = self.process.wait(STOP_TIMEOUT_S)
-        assert psutil.wait_procs(children, timeout=10)[1] == []
+        assert psutil.wait_procs(children, timeout=60)[1] == []
         return status
 
 
@@ -203,7 +203,7 @@ def test_what_a_kill_9_leaves_is_gone_after_the_next_start(running: Up) -> None:
     up.process.wait()
     up.start("--port", up.url().removesuffix("/v1").rpartition(":")[2])
     assert "Ended worker-0-" in up.said()
-    assert psutil.wait_procs(orphans, timeout=10)[1] == []
+    assert psutil.wait_procs(orphans, timeout=60)[1] == []
     assert up.ready()
     assert up.end() == 0
 
@@ -279,8 +279,8 @@ def test_a_second_ctrl_c_does_not_wait(running: Up) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         up.process.wait(1)
     up.process.send_signal(signal.SIGINT)
-    assert up.process.wait(10) == 0
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert up.process.wait(60) == 0
+    assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
 @pytest.mark.nightly

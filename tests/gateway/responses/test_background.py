@@ -118,7 +118,7 @@ class Stage:
         return found
 
     async def until(self, response_id: str, *statuses: str) -> dict[str, Any]:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while (found := await self.answer(response_id))["status"] not in statuses:
             assert time.monotonic() < deadline, found
             await asyncio.sleep(0.01)

@@ -3,6 +3,7 @@ were recorded, reasoning that comes back sealed, conversations that are made sho
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,11 +84,14 @@ def test_an_installation_may_refuse_what_nobody_runs(worker: Running) -> None:
 # ---- reasoning
 
 
+THOUGHT = "It is 42."
+
+
 async def thinks(exchange: Exchange) -> None:
     """Thinks, and says what it read of its earlier thoughts."""
     read = [each.get("reasoning_content") for each in exchange.body["messages"]]
     thought = chunk()
-    thought["choices"][0]["delta"] = {"reasoning_content": "It is 42."}
+    thought["choices"][0]["delta"] = {"reasoning_content": THOUGHT}
     await exchange.begin_stream()
     said = json.dumps([each for each in read if each])
     await exchange.send(thought, chunk(said), chunk(finish="stop"), usage_chunk(), "[DONE]")
@@ -107,9 +111,10 @@ def test_what_was_thought_comes_back_sealed(client: OpenAI, worker: Running) -> 
     assert extras(first) == []
     reasoning, message = (item.to_dict() for item in first.output)
     sealed = reasoning["encrypted_content"]
-    assert "42" not in sealed and first.output_text == "[]"
+    readable = sealed.encode() + base64.urlsafe_b64decode(sealed.rpartition(".")[2])
+    assert THOUGHT.encode() not in readable and first.output_text == "[]"
     carried = {"type": "reasoning", "summary": [], "encrypted_content": sealed}
-    assert think(client, carried, message, HELLO).output_text == '["It is 42."]'
+    assert think(client, carried, message, HELLO).output_text == json.dumps([THOUGHT])
     wrong = {**carried, "encrypted_content": sealed[:-8] + "AAAAAAAA"}
     with pytest.raises(openai.BadRequestError) as caught:
         think(client, wrong, message, HELLO)

@@ -59,6 +59,11 @@ class Store:
         return redis.asyncio.from_url(self.url, retry=Retry(NoBackoff(), 0), socket_timeout=2.0)
 
 
+@pytest.fixture(scope="module")
+def patient_with_stores() -> None:
+    """Nobody waits longer than in a product."""
+
+
 @pytest.fixture
 async def store() -> AsyncIterator[Store]:
     home = Home(make_scratch())

@@ -13,6 +13,11 @@ from gateway.limits.redis.pipeline import MAX_QUEUED, Pipeline, QueueFull
 from tests.pace import within
 
 
+@pytest.fixture(scope="module")
+def patient_with_stores() -> None:
+    """Nobody waits longer than in a product."""
+
+
 async def test_each_gets_its_own_answer(redis: redis.asyncio.Redis) -> None:
     made = Pipeline(redis)
     echoes = [made.call((b"ECHO", str(number))) for number in range(1000)]

@@ -64,6 +64,13 @@ url = "https://mcp.invalid/mcp"
 credential = "tenant"
 """
 TIMEOUT_S = 90.0
+SERVER: dict[str, Any] = {
+    "ws": "none",
+    "lifespan": "on",
+    "log_config": None,
+    "access_log": False,
+    "timeout_keep_alive": int(TIMEOUT_S),
+}
 CAPS = "/v1/admin/spend-caps"
 MAX_APPROVALS = 100_000
 VOCAB_SIZE = 4096
@@ -479,9 +486,7 @@ def running(
         assert made is not None
         keys.append(made.admin_key)
         app = create_app(settings)
-        config_of_server = uvicorn.Config(
-            app, http=ClientConnection, ws="none", lifespan="on", log_config=None, access_log=False
-        )
+        config_of_server = uvicorn.Config(app, http=ClientConnection, **SERVER)
         server = uvicorn.Server(config_of_server)
         server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         found.append(Running(app, settings, asyncio.get_running_loop(), upstream))

@@ -271,7 +271,7 @@ async def test_what_was_not_announced_is_announced_and_not_done_again(
         await heard.subscribe(CHANNEL)
         again = await world.post(body={"unannounced": True})
         assert again.status_code == 409 and again.json()["code"] == "idempotency_answer_lost"
-        messages = [await heard.get_message(timeout=5) for _ in range(2)]
+        messages = [await heard.get_message(timeout=60) for _ in range(2)]
     assert [each["data"] for each in messages if each is not None] == [1, b"*"]
     assert await world.effects() == 1
 

@@ -181,7 +181,7 @@ async def test_a_server_dies_with_the_gateway(scratch: Path) -> None:
     gateway.kill()
     gateway.wait()
     gateway.stdout.close()
-    gone, alive = psutil.wait_procs([server], timeout=10)
+    gone, alive = psutil.wait_procs([server], timeout=60)
     assert (len(gone), alive) == (1, [])
 
 
@@ -364,7 +364,7 @@ def test_what_a_dead_gateway_left_is_swept(scratch: Path) -> None:
     assert left.poll() is None
     lease.release()
     assert leases.sweep() == 1
-    assert left.wait(timeout=10) == -signal.SIGKILL
+    assert left.wait(timeout=60) == -signal.SIGKILL
     assert leases.sweep() == 0, "nothing of it is left"
 
 
