@@ -36,7 +36,7 @@ def first_token(home: Path, port: int, deadline: float) -> None:
             request = urllib.request.Request(
                 f"http://127.0.0.1:{port}/v1/chat/completions",
                 data=json.dumps(body).encode(),
-                headers={"authorization": f"Bearer {key}"},
+                headers={"authorization": f"Bearer {key}", "content-type": "application/json"},
             )
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
                 if any(b'"content":"' in line and b'"content":""' not in line for line in answer):

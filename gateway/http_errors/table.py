@@ -23,6 +23,7 @@
     limits: SpentUnknown, ScriptFailed 503     server_error            service_unavailable
     NotAccepting                       503     server_error            service_unavailable
     EncodedBody                        415     invalid_request_error   unsupported_content_encoding
+    OtherMediaType                     415     invalid_request_error   unsupported_media_type
     RequestTooLarge                    413     invalid_request_error   request_too_large
     RequestConflict                    412, 409, 422, 400, 503  invalid_request_error  its own
     tenancy: InvalidField              400     invalid_request_error   (null)
@@ -102,6 +103,10 @@ RETRY_LATER_S = 1.0
 
 class EncodedBody(Exception):
     """A request body in a content coding: nothing is decompressed here."""
+
+
+class OtherMediaType(Exception):
+    """A request body that is said to be something else than JSON."""
 
 
 class RequestTooLarge(Exception):
@@ -208,7 +213,7 @@ def to_http_error(error: Exception) -> HttpError:
         case ReportQueryError():
             message = f"Invalid value for '{error.param}': {error}."
             return http_error(400, message, INVALID, param=error.param)
-        case UnknownPath() | EncodedBody() | RequestTooLarge():
+        case UnknownPath() | EncodedBody() | OtherMediaType() | RequestTooLarge():
             return from_head(error)
         case BadField() | FleetError():
             return from_fleet(error)
@@ -227,7 +232,7 @@ def to_http_error(error: Exception) -> HttpError:
             return from_anything(error)
 
 
-def from_head(error: UnknownPath | EncodedBody | RequestTooLarge) -> HttpError:
+def from_head(error: UnknownPath | EncodedBody | OtherMediaType | RequestTooLarge) -> HttpError:
     if isinstance(error, UnknownPath):
         message = detail = HTTP_MESSAGES[404]
         if error.near is not None:
@@ -237,11 +242,16 @@ def from_head(error: UnknownPath | EncodedBody | RequestTooLarge) -> HttpError:
         most = "" if error.most_bytes is None else f": more than {error.most_bytes} bytes"
         message, code = f"The request body is too large{most}.", "request_too_large"
         return http_error(413, message, INVALID, code=code, param="body")
-    message = "The header 'Content-Encoding' is not supported: send the request body as it is."
-    code = "unsupported_content_encoding"
     # RFC 9110, 15.5.16: what would be accepted.
-    headers = {"accept-encoding": "identity"}
-    return http_error(415, message, INVALID, code=code, param="Content-Encoding", headers=headers)
+    if isinstance(error, OtherMediaType):
+        param, code = "Content-Type", "unsupported_media_type"
+        message = "The request body must be JSON: send the header 'Content-Type: application/json'."
+        headers = {"accept": "application/json"}
+    else:
+        param, code = "Content-Encoding", "unsupported_content_encoding"
+        message = "The header 'Content-Encoding' is not supported: send the request body as it is."
+        headers = {"accept-encoding": "identity"}
+    return http_error(415, message, INVALID, code=code, param=param, headers=headers)
 
 
 def from_auth(error: AuthUnavailable | MissingScope | AuthError) -> HttpError:

@@ -71,6 +71,12 @@ def test_refusals_of_what_is_asked(worker: Running, path: str) -> None:
     assert check_refused(worker, "POST", path, key, json={"model": "near", "nobody": 1}) == 400
     coded = {"content-encoding": "gzip"}
     assert check_refused(worker, "POST", path, key, data=b"{}", headers=coded) == 415
+    for other in ("application/x-www-form-urlencoded", "text/plain;charset=UTF-8"):
+        typed = {"content-type": other}
+        assert check_refused(worker, "POST", path, key, data=b"{}", headers=typed) == 415
+    for json_type in ("", "Application/JSON; charset=utf-8", "application/problem+json"):
+        typed = {"content-type": json_type}
+        assert check_refused(worker, "POST", path, key, data=b"{", headers=typed) == 400
     if path not in ("/v1/conversations", "/v1/batches"):
         assert (
             check_refused(worker, "POST", path, key, json={"model": "nobody", "input": "x"}) == 404
