@@ -293,11 +293,20 @@ class Telemetry:
         return model if model in self.models else UNKNOWN_MODEL
 
     def render(self) -> bytes:
+        return generate_latest(self._gathered())
+
+    def num_open_calls(self) -> int:
+        """Return the requests for a model under way in all workers, as each of them has last
+        observed it."""
+        return int(self._gathered().get_sample_value("tollgate_open_calls") or 0)
+
+    def _gathered(self) -> CollectorRegistry:
+        """Return the metrics of all workers."""
         if self.shared_folder is None:
-            return generate_latest(self.registry)
+            return self.registry
         gathered = CollectorRegistry()
         MultiProcessCollector(gathered, path=str(self.shared_folder))
-        return generate_latest(gathered)
+        return gathered
 
     def close(self, pid: int) -> None:
         """Take this worker's live gauges out of the shared sum."""

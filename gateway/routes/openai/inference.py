@@ -1,4 +1,5 @@
-"""POST /v1/chat/completions, /v1/completions (text behind plain prompts) and /v1/embeddings."""
+"""POST /v1/chat/completions, /v1/completions (text behind plain prompts) and /v1/embeddings; and
+/invocations, which is each of them, as the body is one's: SageMaker's path, which vLLM serves."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ from typing import Any
 
 import msgspec
 from litestar.types import ASGIApp
+from msgspec import UNSET, UnsetType
 
-from gateway.inference.calls import read_context
+from gateway.inference.calls import RequestContext, read_context
 from gateway.principal import SCOPE_INFERENCE
+from gateway.request_errors import BadField
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
 from gateway.routes.shared.generation import HEADERS, REFUSALS, parse_request, start_generation
 from gateway.routes.shared.idempotent_replies import reply_once
@@ -22,11 +25,12 @@ from gateway.wire.openai.chat_answer import ChatCompletion
 from gateway.wire.openai.completions import CompletionRequest
 from gateway.wire.openai.embeddings import EmbeddingList, EmbeddingRequest
 from gateway.wire.openai.to_completions import Completion
+from gateway.wire.shared.refusals import decode
 from gateway.wire.surfaces import CHAT, COMPLETIONS, EMBEDDINGS
 
-chat, completions, embeddings = (
+chat, completions, embeddings, invocations = (
     RouteGroup(tag=tag, opt=needs(SCOPE_INFERENCE), headers=HEADERS)
-    for tag in ("Chat", "Completions", "Embeddings")
+    for tag in ("Chat", "Completions", "Embeddings", "Invocations")
 )
 SAID: dict[int, dict[str, Any]] = {status: {JSON: ErrorEnvelope} for status in REFUSALS}
 
@@ -40,7 +44,10 @@ SAID: dict[int, dict[str, Any]] = {status: {JSON: ErrorEnvelope} for status in R
     handler=HotRoute,
 )
 async def chat_completions(request: AuthenticatedRequest) -> ASGIApp:
-    context = await parse_request(request)
+    return await answer_chat(request, await parse_request(request))
+
+
+async def answer_chat(request: AuthenticatedRequest, context: RequestContext) -> ASGIApp:
     if not names_servers(context.body):
         return await start_generation(request, CHAT, context)
     found, sent = services(request), context
@@ -84,4 +91,37 @@ async def create_embeddings(request: AuthenticatedRequest) -> ASGIApp:
     return await start_generation(request, EMBEDDINGS)
 
 
-routes = [chat_completions, create_completion, create_embeddings]
+class Asked(msgspec.Struct):
+    """The fields by which the bodies of the three routes differ."""
+
+    messages: msgspec.Raw | UnsetType = UNSET
+    prompt: msgspec.Raw | UnsetType = UNSET
+    input: msgspec.Raw | UnsetType = UNSET
+
+
+_asked_decoder = msgspec.json.Decoder(Asked)
+
+
+@invocations.post(
+    "/invocations",
+    "Create a chat completion, a completion or embeddings, as the body says",
+    body=(ChatCompletionRequest, CompletionRequest, EmbeddingRequest),
+    said={
+        200: {JSON: (ChatCompletion, Completion, EmbeddingList), EVENT_STREAM: str},
+        **SAID,
+    },
+)
+async def invoke(request: AuthenticatedRequest) -> ASGIApp:
+    context = await parse_request(request)
+    asked = decode(_asked_decoder, context.body)
+    if asked.messages is not UNSET:
+        return await answer_chat(request, context)
+    if asked.prompt is not UNSET:
+        return await start_generation(request, COMPLETIONS, context)
+    if asked.input is not UNSET:
+        return await start_generation(request, EMBEDDINGS, context)
+    message = "Missing required parameter: 'messages', 'prompt' or 'input'."
+    raise BadField(message, param="messages")
+
+
+routes = [chat_completions, create_completion, create_embeddings, invoke]

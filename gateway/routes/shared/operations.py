@@ -143,7 +143,7 @@ def describes(
     """
     answers: Said = {status: {} if answer is None else {JSON: answer}, **(said or {})}
     kinds = [one for by in answers.values() for each in by.values() for one in each_of(each)]
-    _described.extend(each for each in (*kinds, body, form) if each is not None)
+    _described.extend(each for each in (*kinds, *each_of(body), form) if each is not None)
     added = [*([] if query is None else parameters(query)), *headers]
     added += [IDEMPOTENCY_KEY] if idempotent else []
     added += [IF_MATCH] if conditional else []

@@ -5,8 +5,9 @@ Open: nothing here names a tenant.
 before anything else. `/health/ready` is 200 when this worker can take, run, limit and bill a
 request, and otherwise says what is missing; a worker that serves, but not all as it should, names
 what is degraded. What was wrong there in detail is for operators (`gateway.routes.admin.health`).
-`/health` and `/ping` say the same by their status alone, and `/version` whose program this is, as
-vLLM's clients ask. `/metrics` speaks for all workers, in Prometheus' text format.
+`/health` and `/ping` say the same by their status alone, `/version` whose program this is and
+`/load` how much it has under way, as vLLM's clients ask. `/metrics` speaks for all workers, in
+Prometheus' text format.
 """
 
 from __future__ import annotations
@@ -71,6 +72,19 @@ async def program_version() -> Version:
     return Version(version=own_version())
 
 
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    server_load: int
+    """Requests for a model under way, of all workers: this one's now, the others' of a second
+    ago."""
+
+
+@health.get("/load", "How many requests are under way", answer=Load)
+async def load(request: Request[Any, Any, Any]) -> Load:
+    found = services(request)
+    found.observe()
+    return Load(server_load=found.telemetry.num_open_calls())
+
+
 @health.get("/health/ready", "Should it be sent work?", answer=Ready, said={503: {JSON: Ready}})
 async def ready(request: Request[Any, Any, Any]) -> Response[Ready]:
     found = await find_health(request)
@@ -99,4 +113,4 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     return Response(found.telemetry.render(), media_type=CONTENT_TYPE)
 
 
-routes = [live, status, ready, program_version, metrics]
+routes = [live, status, ready, program_version, load, metrics]

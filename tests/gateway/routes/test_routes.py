@@ -40,6 +40,7 @@ OPEN = {
     "/health/live",
     "/ping",
     "/version",
+    "/load",
     "/invites/accept",
     "/passwords/reset",
     "/health/ready",

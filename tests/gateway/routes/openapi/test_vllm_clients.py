@@ -3,7 +3,11 @@ version and tokenizer it is, and what a request without a model means."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,7 +15,9 @@ import requests
 
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from tests.gateway.fleet.upstream.scripted_upstream import Exchange
 from tests.gateway.routes.openapi.running import ROOT, TIMEOUT_S, Running
+from tests.journeys.upstreams import good
 
 PENNY = ROOT / "models" / "penny"
 TOKENIZER = Tokenizer.load(PENNY)
@@ -319,3 +325,48 @@ def test_as_many_of_the_likeliest_as_vllm_says_of_a_completion(worker: Running) 
     assert told[0] is None and {len(each) for each in told[1:]} == {20}
     body = {"model": "near", "prompt": "x", "logprobs": 21}
     assert ask(worker, "POST", "/v1/completions", json=body).json()["error"]["param"] == "logprobs"
+
+
+def test_an_invocation_is_what_its_body_is_of(worker: Running) -> None:
+    options: Any = {"model": "near", "seed": 1, "max_tokens": 3}
+    bodies: dict[str, Any] = {
+        "/v1/chat/completions": {**options, "messages": HELLO},
+        "/v1/completions": {**options, "prompt": "x"},
+        "/v1/embeddings": {"model": "near", "input": "x"},
+    }
+    for path, body in bodies.items():
+        there = ask(worker, "POST", path, json=body).json()
+        here = ask(worker, "POST", "/invocations", json=body).json()
+        assert here.keys() == there.keys()
+        for told in {"choices", "data", "usage"}.intersection(there):
+            assert here[told] == there[told]
+    neither = ask(worker, "POST", "/invocations", json=options)
+    assert (neither.status_code, neither.json()["error"]["param"]) == (400, "messages")
+    assert ask(worker, "POST", "/invocations", key=None, json=options).status_code == 401
+    assert ask(worker, "POST", "/invocations", key=worker.nothing, json=options).status_code == 403
+
+
+def test_the_load_is_what_is_under_way(worker: Running) -> None:
+    gate, body = threading.Event(), {"model": "far", "messages": HELLO}
+
+    async def wait(exchange: Exchange) -> None:
+        await asyncio.to_thread(gate.wait, TIMEOUT_S)
+        await good(exchange)
+
+    def until_it_is(load: int) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while ask(worker, "GET", "/load", key=None).json() != {"server_load": load}:
+            assert time.monotonic() < deadline
+
+    until_it_is(0)
+    worker.far.script = wait
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(ask, worker, "POST", "/v1/chat/completions", json=body)
+            until_it_is(1)
+            gate.set()
+            assert asked.result(TIMEOUT_S).ok
+    finally:
+        gate.set()
+        worker.far.script = good
+    until_it_is(0)
