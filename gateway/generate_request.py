@@ -233,15 +233,21 @@ def to_bad_id(written: bytes, param: str, vocab_size: int) -> BadField:
     if written[:1] in b"-0123456789":
         shown = written[:MAX_SHOWN_CHARS].decode()
         if written.lstrip(b"-").isdigit():
-            owner = f", which has {vocab_size}" if vocab_size < MAX_IDS else ""
-            message = f"{shown} is no token id of this model{owner}"
-            detail = "This is no token id of the model."
-            return BadField(f"Invalid value for '{param}': {message}.", param=param, detail=detail)
+            return out_of_vocabulary(shown, param, vocab_size)
         kind = "a decimal number"
     return BadField(
         f"Invalid type for '{param}': expected an integer, but got {kind} instead.",
         param=param,
         detail=f"This must be an integer, and is {kind}.",
+    )
+
+
+def out_of_vocabulary(token_id: int | str, param: str, vocab_size: int) -> BadField:
+    has = f": this model has {vocab_size}" if vocab_size < MAX_IDS else ""
+    return BadField(
+        f"Invalid value for '{param}': token id {token_id} is out of vocabulary{has}.",
+        param=param,
+        detail="This is no token id of the model.",
     )
 
 

@@ -264,4 +264,4 @@ def check_room(num_items: int, size_bytes: int) -> None:
 
 
 def missing(conversation_id: str) -> NotFound:
-    return NotFound("conversation_id", f"no conversation {conversation_id!r}")
+    return NotFound("conversation_id", f"conversation with id {conversation_id!r} not found")

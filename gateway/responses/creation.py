@@ -17,7 +17,7 @@ from gateway.inference.calls import RequestContext, read_context, read_known, to
 from gateway.inference.services import GenerationServices
 from gateway.lanes import priority_of
 from gateway.principal import Principal
-from gateway.request_errors import BadField
+from gateway.request_errors import BadField, UnsupportedField
 from gateway.responses.background import StartableResponse
 from gateway.responses.kept import MAX_KEPT_BYTES, ResponseOwner, StoredResponse, to_json
 from gateway.responses.wiring import Responses
@@ -138,7 +138,8 @@ def is_kept(context: RequestContext, request: ResponseRequest) -> bool:
     if context.principal.keeps_nothing:
         return False
     if request.background and request.store is False:
-        raise unsupported("background", "not supported together with 'store': false")
+        message = "background can only be used when `store` is true."
+        raise UnsupportedField(message, param="background")
     return request.store is not False
 
 

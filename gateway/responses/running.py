@@ -104,10 +104,8 @@ class RunningRows(KeptRows):
             if row is None:
                 raise missing(response_id)
             if not row.background:
-                raise BadField(
-                    "Only a response that was created with 'background' can be cancelled.",
-                    param="response_id",
-                )
+                message = "Cannot cancel a synchronous response."
+                raise BadField(message, param="response_id")
             if row.status not in RUNS:
                 return opened(self._cipher, row).answer
             return (await self._end(conn, row, "cancelled", None)).answer

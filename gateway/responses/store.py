@@ -221,7 +221,7 @@ def check_continued(rows: Sequence[sa.Row[Any]], response_id: str) -> None:
 
 
 def missing(response_id: str) -> NotFound:
-    return NotFound("response_id", f"no response {response_id!r}")
+    return NotFound("response_id", f"response with id {response_id!r} not found")
 
 
 def lost(response_id: str, last_id: str) -> BadField:

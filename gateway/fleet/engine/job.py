@@ -13,9 +13,8 @@ import msgspec
 from engine.protocol import EngineOutput, EngineRequest, ReplicaStatus, SamplingParams
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes
 from gateway.fleet.engine.model_format import RenderedPrompt
-from gateway.generate_request import OutputForm, OutputOptions
+from gateway.generate_request import OutputForm, OutputOptions, out_of_vocabulary
 from gateway.generation_events import ReplicaEvent
-from gateway.request_errors import BadField
 
 
 class Reader(Protocol):
@@ -56,11 +55,7 @@ def check_token_ids(prompt: OutputOptions, vocab_size: int) -> None:
     ):
         unknown = next((i for i in ids if i >= vocab_size), None)
         if unknown is not None:
-            raise BadField(
-                f"Invalid value for '{param}': {unknown} is no token id of this model, which has "
-                f"{vocab_size}.",
-                param=param,
-            )
+            raise out_of_vocabulary(unknown, param, vocab_size)
 
 
 def to_sampling(

@@ -26,6 +26,7 @@ from gateway.generate_request import (
     PlainPrompt,
     ToTokenize,
     WrittenIds,
+    out_of_vocabulary,
 )
 from gateway.generation_events import EmbeddingVector, MeteredUsage, ReplicaEvent
 from gateway.lanes import Priority
@@ -265,11 +266,7 @@ def check_ids(ids: Sequence[int], param: str, vocab_size: int) -> None:
     if not ids:
         raise BadField(f"Invalid value for '{param}': it has no tokens.", param=param)
     if max(ids) >= vocab_size:
-        raise BadField(
-            f"Invalid value for '{param}': {max(ids)} is no token id of this model, which has"
-            f" {vocab_size}.",
-            param=param,
-        )
+        raise out_of_vocabulary(max(ids), param, vocab_size)
 
 
 def check_length(num_tokens: int, room: int, field: str, max_model_len: int) -> None:

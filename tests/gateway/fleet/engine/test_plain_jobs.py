@@ -109,10 +109,10 @@ async def test_more_ids_than_the_context_has_are_not_even_read(
 
 
 FAULTS = [
-    (-1, "Invalid value", "-1 is no token id of this model, which has 150000"),
-    (VOCAB_SIZE, "Invalid value", "150000 is no token id of this model, which has 150000"),
-    (2**40, "Invalid value", f"{2**40} is no token id of this model, which has 150000"),
-    (10**60, "Invalid value", f"{'1' + '0' * 39} is no token id"),
+    (-1, "Invalid value", "token id -1 is out of vocabulary: this model has 150000"),
+    (VOCAB_SIZE, "Invalid value", "token id 150000 is out of vocabulary: this model has 150000"),
+    (2**40, "Invalid value", f"token id {2**40} is out of vocabulary: this model has 150000"),
+    (10**60, "Invalid value", f"token id {'1' + '0' * 39} is out of vocabulary"),
     (1.5, "Invalid type", "expected an integer, but got a decimal number"),
     (1e300, "Invalid type", "expected an integer, but got a decimal number"),
     (True, "Invalid type", "expected an integer, but got a boolean"),

@@ -370,3 +370,29 @@ def test_the_load_is_what_is_under_way(worker: Running) -> None:
         gate.set()
         worker.far.script = good
     until_it_is(0)
+
+
+def test_refusals_have_the_words_that_clients_look_for(worker: Running) -> None:
+    """OpenAI's own, which vLLM repeats, and vLLM's where only it says so."""
+
+    def refused(method: str, path: str, status: int, **body: Any) -> str:
+        answer = ask(worker, method, path, json=body or None)
+        assert answer.status_code == status, answer.text
+        return str(answer.json()["error"]["message"])
+
+    asked = {"model": "near", "input": "x"}
+    there = ask(worker, "POST", "/v1/responses", json={**asked, "max_output_tokens": 3}).json()[
+        "id"
+    ]
+    cancelled = refused("POST", f"/v1/responses/{there}/cancel", 400)
+    assert cancelled == "Cannot cancel a synchronous response."
+    unknown = refused("GET", "/v1/responses/resp_0", 404)
+    assert unknown == "Response with id 'resp_0' not found."
+    unkept = refused("POST", "/v1/responses", 400, **asked, background=True, store=False)
+    assert unkept == "background can only be used when `store` is true."
+    for path, fields in (
+        ("/v1/completions", {"prompt": [4096]}),
+        ("/v1/chat/completions", {"messages": HELLO, "logit_bias": {"4096": 1}}),
+    ):
+        message = refused("POST", path, 400, model="near", **fields)
+        assert message.endswith("token id 4096 is out of vocabulary: this model has 4096.")
