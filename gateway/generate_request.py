@@ -21,6 +21,10 @@ ModelKind = Literal["engine", "upstream"]
 """Our own engine, which is strict; or an OpenAI-compatible upstream, to which unknown fields are
 forwarded.
 """
+Dialect = Literal["engine", "vllm", "upstream"]
+"""The way a body is read: for our own engine, for it as vLLM reads what OpenAI refuses, or for an
+upstream.
+"""
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ServiceTier = Literal["auto", "default", "priority", "fast", "flex"]
 """As a client names what it wants. `fast` is another name of `priority`."""
@@ -314,6 +318,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Some are offered to the model."""
     calls_function: bool = False
     """A call is told in the older form of chat completions, `function_call`."""
+    speaks_vllm: bool = False
+    """The answer is told as vLLM tells it where that differs from OpenAI's."""
     prompt: ChatPrompt | None = None
     """For our engine, as the next two."""
     completion: CompletionPrompt | None = None

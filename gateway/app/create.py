@@ -461,15 +461,14 @@ def build_fleet(
             from gateway.fleet.engine.routes import engine_routes  # loads the tokenizers library
 
             routes += engine_routes(model, engines[model.name], threads, on_asked)
-    ignoring = {
-        name
-        for model in settings.models
-        if (model.unknown_fields or settings.compat.unknown_fields) == "ignore"
-        for name in (model.name, *(each.name for each in model.adapters))
-    }
-    return Fleet(
-        msgspec.structs.replace(route, ignores_unknown=route.model in ignoring) for route in routes
-    )
+    compat, found = settings.compat, {}
+    for model in settings.models:
+        for name in (model.name, *(each.name for each in model.adapters)):
+            found[name] = {
+                "ignores_unknown": (model.unknown_fields or compat.unknown_fields) == "ignore",
+                "speaks_vllm": (model.dialect or compat.dialect) == "vllm",
+            }
+    return Fleet(msgspec.structs.replace(route, **found[route.model]) for route in routes)
 
 
 def cache_salts(secret: bytes) -> Callable[[str], str]:

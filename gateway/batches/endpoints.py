@@ -49,8 +49,8 @@ async def ask_surface(
     services: GenerationServices, surface: ApiSurface, context: RequestContext
 ) -> GenerationCall:
     """Make a call of a line's body. Raises: BadField."""
-    kind = context.route.kind
-    context, generate = await read_context(context, lambda body: surface.read(body, kind))
+    dialect = context.route.dialect
+    context, generate = await read_context(context, lambda body: surface.read(body, dialect))
     if generate.stream:
         raise not_here("stream", NOT_OF_A_RESPONSE["stream"])
     return to_call(services, surface, context, generate)

@@ -24,7 +24,7 @@ import msgspec
 from billing.cache_contracts import ContractName
 from gateway.fleet.replica import Replica, ReplicaHealth, SizedReplica
 from gateway.fleet.waiting_room import WaitingRoom
-from gateway.generate_request import GenerateRequest, ModelKind
+from gateway.generate_request import Dialect, GenerateRequest, ModelKind
 from gateway.principal import Principal
 from gateway.request_errors import UnknownModel
 
@@ -64,6 +64,12 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """The model that this one adapts; None: it stands for itself."""
     ignores_unknown: bool = False
     """Fields of requests that nobody here knows are left out, not refused."""
+    speaks_vllm: bool = False
+    """Our engine does as vLLM's servers do where they do otherwise than OpenAI."""
+
+    @property
+    def dialect(self) -> Dialect:
+        return "vllm" if self.speaks_vllm and self.kind == "engine" else self.kind
 
     @property
     def max_model_len(self) -> int | None:

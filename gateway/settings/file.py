@@ -73,6 +73,7 @@ class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 UnknownFields = Literal["refuse", "ignore"]
+DialectName = Literal["openai", "vllm"]
 
 
 class CompatConfig(Strict, frozen=True, kw_only=True):
@@ -81,6 +82,9 @@ class CompatConfig(Strict, frozen=True, kw_only=True):
     unknown_fields: UnknownFields = "refuse"
     """Fields of a request that are not in docs/fields.md: a 400 that names them, or as if they were
     not there, named in the answer's header `X-Tollgate-Ignored-Fields`."""
+    dialect: DialectName = "openai"
+    """The way our engines' chats and completions are asked and told where vLLM's servers do
+    otherwise than OpenAI (docs/vllm.md)."""
     hosted_tools: Literal["leave_out", "refuse"] = "leave_out"
     """Tools in /v1/responses that a vendor's servers would run (`web_search`): not shown to the
     model, and named in the answer's `metadata`; or a 400."""
@@ -112,7 +116,8 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     max_output_tokens: PositiveInt | None = None
     tokenizer: Path | None = None
     unknown_fields: UnknownFields | None = None
-    """None: as `[compat]` has it."""
+    """None: as `[compat]` has it, and so the next."""
+    dialect: DialectName | None = None
 
 
 class WrittenAdapter(Strict, frozen=True, kw_only=True):

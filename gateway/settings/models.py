@@ -21,6 +21,7 @@ from gateway.home import Home
 from gateway.settings.file import (
     AdapterName,
     Concurrency,
+    DialectName,
     EngineAddress,
     EngineTable,
     Name,
@@ -48,7 +49,7 @@ UPSTREAMS_OWN = (
 """Options that only apply to upstreams."""
 ENGINES_OWN = (
     *("engine", "revision", "engine_options", "adapter", "cache_contract", "chat_template"),
-    *("tool_call_parser", "reasoning_parser"),
+    *("tool_call_parser", "reasoning_parser", "dialect"),
 )
 """Options that only apply to models with a path."""
 
@@ -123,6 +124,8 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     """tokenizer.json or its folder, to count an upstream's input exactly."""
     unknown_fields: UnknownFields | None = None
     """Fields of requests that nobody here knows. None: as the installation has it."""
+    dialect: DialectName | None = None
+    """The way our engine is asked and told. None: as the installation has it."""
 
 
 def alone(model: str, revision: Any = None) -> WrittenModel:
@@ -211,6 +214,7 @@ def _to_model(model: WrittenModel, position: int, engine: EngineTable, home: Hom
         tool_call_parser=model.tool_call_parser,
         reasoning_parser=model.reasoning_parser,
         unknown_fields=model.unknown_fields,
+        dialect=model.dialect,
     )
 
 

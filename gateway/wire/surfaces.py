@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from billing.pricing.rating import RatedUsage
-from gateway.generate_request import AnswerHeader, GenerateRequest, ModelKind
+from gateway.generate_request import AnswerHeader, Dialect, GenerateRequest
 from gateway.generation_events import Item, MeteredUsage
 from gateway.wire.anthropic.from_anthropic import from_anthropic
 from gateway.wire.anthropic.to_anthropic import to_anthropic, to_opening
@@ -59,7 +59,7 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
 class ApiSurface(AnswerFormat, frozen=True, kw_only=True):
     """An inference API: its answers, and how a body is read that alone says what is asked."""
 
-    read: Callable[[bytes, ModelKind], GenerateRequest]
+    read: Callable[[bytes, Dialect], GenerateRequest]
     """Raises BadField."""
 
 

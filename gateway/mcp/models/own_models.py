@@ -46,7 +46,7 @@ class OwnModels(msgspec.Struct, frozen=True):
             route=route,
             deadline_s=deadline_s,
         )
-        generate = surface.read(body, route.kind)
+        generate = surface.read(body, route.dialect)
         call = to_call(self.services, surface, context, generate)
         delivery = start(self.services, call)
         try:

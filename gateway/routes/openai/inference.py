@@ -91,7 +91,7 @@ async def create_embeddings(request: AuthenticatedRequest) -> ASGIApp:
     return await start_generation(request, EMBEDDINGS)
 
 
-class Asked(msgspec.Struct):
+class InvocationBody(msgspec.Struct):
     """The fields by which the bodies of the three routes differ."""
 
     messages: msgspec.Raw | UnsetType = UNSET
@@ -99,7 +99,7 @@ class Asked(msgspec.Struct):
     input: msgspec.Raw | UnsetType = UNSET
 
 
-_asked_decoder = msgspec.json.Decoder(Asked)
+_invocation_decoder = msgspec.json.Decoder(InvocationBody)
 
 
 @invocations.post(
@@ -113,7 +113,7 @@ _asked_decoder = msgspec.json.Decoder(Asked)
 )
 async def invoke(request: AuthenticatedRequest) -> ASGIApp:
     context = await parse_request(request)
-    asked = decode(_asked_decoder, context.body)
+    asked = decode(_invocation_decoder, context.body)
     if asked.messages is not UNSET:
         return await answer_chat(request, context)
     if asked.prompt is not UNSET:

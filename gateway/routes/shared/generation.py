@@ -96,8 +96,8 @@ async def start_generation(
     answer.
     """
     context, generation = context or await parse_request(request), services(request).generation
-    kind = context.route.kind
-    context, generate = await read_context(context, lambda each: surface.read(each, kind))
+    dialect = context.route.dialect
+    context, generate = await read_context(context, lambda each: surface.read(each, dialect))
     call = to_call(generation, surface, context, generate)
 
     def begin() -> Reply:

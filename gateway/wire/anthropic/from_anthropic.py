@@ -16,8 +16,8 @@ from engine.protocol import Grammar
 from gateway.generate_request import (
     CacheBreakpoint,
     ChatPrompt,
+    Dialect,
     GenerateRequest,
-    ModelKind,
     OutputForm,
     ReasoningEffort,
     Tool,
@@ -54,7 +54,7 @@ _messages_decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountTokensRequest)
 
 
-def from_anthropic(body: bytes, kind: ModelKind) -> GenerateRequest:
+def from_anthropic(body: bytes, dialect: Dialect) -> GenerateRequest:
     """Raises BadField."""
     check_values(body)
     return to_generate(decode(_messages_decoder, body, NOT_YET))

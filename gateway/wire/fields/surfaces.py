@@ -89,7 +89,7 @@ VLLMS = {
 }
 """Notes on what chats and texts have in common."""
 CHAT = SurfaceFields(
-    title="POST /v1/chat/completions, of our engine's models",
+    title="POST /v1/chat/completions, and POST /invocations, of our engine's models",
     body=ChatCompletionRequest,
     ignored={
         "user": "a label for abuse checks",
@@ -107,6 +107,8 @@ CHAT = SurfaceFields(
         "messages[].annotations": "of an earlier answer, which has none",
     },
     notes={
+        "messages[].role": "in vLLM's dialect (docs/vllm.md) any other name, too, of which the chat"
+        " template makes what it does",
         "prompt_cache_key": "where several serve a model, the requests of an organization that name"
         " the same go to the same, as long as that is no busier than others; the cache report names"
         " a prefix by it",
@@ -320,7 +322,7 @@ COMPACT = SurfaceFields(
     refused_values=of_fields(RESPONSES.refused_values, CompactRequest),
 )
 COMPLETIONS = SurfaceFields(
-    title="POST /v1/completions, of our engine's models",
+    title="POST /v1/completions, and POST /invocations, of our engine's models",
     body=CompletionRequest,
     ignored={
         **of_fields(CHAT.ignored, CompletionRequest),
@@ -343,7 +345,7 @@ COMPLETIONS = SurfaceFields(
     },
 )
 EMBEDDINGS = SurfaceFields(
-    title="POST /v1/embeddings, of our engine's models",
+    title="POST /v1/embeddings, and POST /invocations, of our engine's models",
     body=EmbeddingRequest,
     ignored={"user": "a label for abuse checks"},
     notes={
@@ -539,6 +541,7 @@ GENERATION = (
     "POST /v1/messages",
     "POST /v1/responses",
     "POST /v1/responses/compact",
+    "POST /invocations",
 )
 BATCH_ROUTES = ("POST /v1/batches", "POST /v1/messages/batches")
 REQUEST_HEADERS = (

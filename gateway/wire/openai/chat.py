@@ -48,6 +48,8 @@ MAX_LOGPROB_TOKEN_IDS = 128
 """Both as our engine and vLLM have them."""
 MAX_PRIORITY = 2**31 - 1
 MAX_TEMPLATE_KWARGS = 64
+OTHER_ROLE = "\x7f"
+"""The name that no client gives to a role or a field."""
 MAX_TEMPLATE_KWARGS_BYTES = 64 * 1024
 
 Unsupported: TypeAlias = None
@@ -141,6 +143,16 @@ class FunctionMessage(StrictStruct, tag_field="role", tag="function"):
     cache_control: CacheControl | None = None
 
 
+class OtherMessage(StrictStruct, tag_field="role", tag=OTHER_ROLE):
+    """A message of a role that OpenAI does not know, in vLLM's dialect: what the chat template
+    makes of it is that one's affair."""
+
+    content: Content
+    own_role: str = msgspec.field(name=OTHER_ROLE)
+    name: str | None = None
+    cache_control: CacheControl | None = None
+
+
 Message = (
     SystemMessage
     | DeveloperMessage
@@ -208,6 +220,9 @@ class SampledRequest(StrictStruct, kw_only=True):
     bad_words: Unsupported = None
 
 
+AnyMessage: TypeAlias = Message | OtherMessage
+
+
 class ChatCompletionRequest(SampledRequest, kw_only=True):
     """The body of `POST /v1/chat/completions` for our own engine."""
 
@@ -250,6 +265,12 @@ class ChatCompletionRequest(SampledRequest, kw_only=True):
     prompt_cache_options: Unsupported = None
     prompt_cache_retention: Unsupported = None
     web_search_options: Unsupported = None
+
+
+class AnyRoleRequest(ChatCompletionRequest, kw_only=True):
+    """The same with messages of roles that OpenAI does not know."""
+
+    messages: Annotated[list[AnyMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]  # type: ignore[assignment]
 
 
 # ---- the answer

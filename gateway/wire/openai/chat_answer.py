@@ -36,8 +36,8 @@ class AnswerMessage(msgspec.Struct, kw_only=True):
     content: str | None
     """null: it thought or called, and said nothing."""
     refusal: None = None
-    reasoning_content: str | UnsetType = UNSET
-    """Not OpenAI's: what a model that reasons thought."""
+    reasoning_content: str | None | UnsetType = UNSET
+    """Not OpenAI's: what a model that reasons thought; null: nothing, in vLLM's dialect."""
     tool_calls: list[AnswerCall] | UnsetType = UNSET
     function_call: AnswerFunction | UnsetType = UNSET
     """The one call of who offers `functions`."""
@@ -62,7 +62,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     service_tier: str | None
     system_fingerprint: str | None
     prompt_token_ids: list[int] | None | UnsetType = UNSET
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None | UnsetType = UNSET
 
 
 def reason_of(reason: FinishReason, calls_function: bool) -> FinishReason:
@@ -78,9 +78,12 @@ def call_id() -> str:
 class ChoiceCollector:
     """Collects one choice, delta by delta."""
 
-    def __init__(self, *, calls_function: bool = False) -> None:
-        """`calls_function`: a call is told in the older form."""
+    def __init__(self, *, calls_function: bool = False, speaks_vllm: bool = False) -> None:
+        """`calls_function`: a call is told in the older form. `speaks_vllm`: where nothing is said
+        the text is empty, and where nothing is thought that is null."""
         self._calls_function = calls_function
+        self._no_text = "" if speaks_vllm else None
+        self._no_reasoning = None if speaks_vllm else UNSET
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._names: list[str] = []
@@ -120,12 +123,13 @@ class ChoiceCollector:
 
     def _message(self) -> AnswerMessage:
         text = "".join(self._texts)
+        thought = "".join(self._reasoning) if self._reasoning else self._no_reasoning
         if not (self._reasoning or self._names):
-            return AnswerMessage(content=text)
+            return AnswerMessage(content=text, reasoning_content=thought)
         if self._calls_function and self._names:
             return AnswerMessage(
-                content=text or None,
-                reasoning_content="".join(self._reasoning) if self._reasoning else UNSET,
+                content=text or self._no_text,
+                reasoning_content=thought,
                 function_call=AnswerFunction(self._names[0], "".join(self._arguments[0])),
             )
         calls = [
@@ -133,7 +137,5 @@ class ChoiceCollector:
             for name, arguments in zip(self._names, self._arguments, strict=True)
         ]
         return AnswerMessage(
-            content=text or None,
-            reasoning_content="".join(self._reasoning) if self._reasoning else UNSET,
-            tool_calls=calls or UNSET,
+            content=text or self._no_text, reasoning_content=thought, tool_calls=calls or UNSET
         )

@@ -6,24 +6,26 @@ Every refusal names its field.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gateway.request_errors import BadField
 from gateway.wire.constraints.tool_structs import CalledFunction, ToolCall
 from gateway.wire.openai.chat import (
     MAX_PARTS,
+    AnyMessage,
     AssistantMessage,
     Content,
     DeveloperMessage,
     FunctionMessage,
-    Message,
+    OtherMessage,
     SystemMessage,
     ToolMessage,
     UserMessage,
 )
 
 
-def to_messages(messages: list[Message]) -> list[dict[str, Any]]:
+def to_messages(messages: Sequence[AnyMessage]) -> list[dict[str, Any]]:
     """Raises BadField."""
     check_contents(messages)
     check_results(messages)
@@ -32,7 +34,7 @@ def to_messages(messages: list[Message]) -> list[dict[str, Any]]:
     return templated
 
 
-def name_function_calls(messages: list[Message], templated: list[dict[str, Any]]) -> None:
+def name_function_calls(messages: Sequence[AnyMessage], templated: list[dict[str, Any]]) -> None:
     """Give ids to calls in the older form, which has none, and to their results: a template shows
     both as those of tools. Raises BadField for a result without a call."""
     last_ids: dict[str, str] = {}
@@ -55,7 +57,7 @@ def name_function_calls(messages: list[Message], templated: list[dict[str, Any]]
                 shown["tool_call_id"] = last_ids[message.name]
 
 
-def check_contents(messages: list[Message]) -> None:
+def check_contents(messages: Sequence[AnyMessage]) -> None:
     contents = [message.content for message in messages]
     if None in contents:
         for index, message in enumerate(messages):
@@ -76,7 +78,7 @@ def check_contents(messages: list[Message]) -> None:
         )
 
 
-def check_results(messages: list[Message]) -> None:
+def check_results(messages: Sequence[AnyMessage]) -> None:
     """Check that results of calls stand right behind the message that made them, one for each
     call."""
     called: set[str] = set()
@@ -120,7 +122,7 @@ def check_answered(waiting: set[str], called_at: int) -> None:
         )
 
 
-def to_template(message: Message) -> dict[str, Any]:
+def to_template(message: AnyMessage) -> dict[str, Any]:
     match message:
         case SystemMessage() | DeveloperMessage():
             role = "system"
@@ -130,6 +132,8 @@ def to_template(message: Message) -> dict[str, Any]:
             role = "assistant"
         case ToolMessage() | FunctionMessage():
             role = "tool"
+        case OtherMessage():
+            role = message.own_role
     templated: dict[str, Any] = {"role": role, "content": joined(message.content)}
     if message.name is not None:
         templated["name"] = message.name
@@ -158,7 +162,7 @@ def to_call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def text_size_of_calls(messages: list[Message]) -> int:
+def text_size_of_calls(messages: Sequence[AnyMessage]) -> int:
     """Count the characters beside the contents that a template may show."""
     called = (
         function

@@ -11,11 +11,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gateway.generate_request import CompletionPrompt, GenerateRequest, ModelKind
+from gateway.generate_request import CompletionPrompt, Dialect, GenerateRequest
 from gateway.request_errors import BadField
 from gateway.wire.openai.chat import MAX_CHOICES, MAX_TOP_LOGPROBS, SampledRequest, Unsupported
 from gateway.wire.openai.forward_plain import forward_completion
 from gateway.wire.openai.from_chat import (
+    as_vllms,
     output_form,
     refuse_beside_ends,
     sampling,
@@ -53,12 +54,13 @@ class SentCompletion(CompletionRequest, kw_only=True):
 _request_decoder = msgspec.json.Decoder(SentCompletion)
 
 
-def from_completions(body: bytes, kind: ModelKind) -> GenerateRequest:
+def from_completions(body: bytes, dialect: Dialect) -> GenerateRequest:
     """Raises BadField."""
-    if kind == "upstream":
+    if dialect == "upstream":
         return forward_completion(body, DEFAULT_MAX_TOKENS)
     check_other_values(body, "prompt")
-    return to_generate(decode(_request_decoder, body))
+    request = to_generate(decode(_request_decoder, body))
+    return as_vllms(request) if dialect == "vllm" else request
 
 
 def to_generate(request: SentCompletion) -> GenerateRequest:

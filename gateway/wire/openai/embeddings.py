@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from billing.pricing.rating import RatedUsage
-from gateway.generate_request import AnswerHeader, EmbeddingPrompt, GenerateRequest, ModelKind
+from gateway.generate_request import AnswerHeader, Dialect, EmbeddingPrompt, GenerateRequest
 from gateway.generation_events import EmbeddingVector, Item, MeteredUsage
 from gateway.wire.constraints.format_structs import StrictStruct
 from gateway.wire.openai.chat import ModelName
@@ -72,9 +72,9 @@ _request_decoder = msgspec.json.Decoder(SentEmbedding)
 _encode = msgspec.json.Encoder().encode
 
 
-def from_embeddings(body: bytes, kind: ModelKind) -> GenerateRequest:
+def from_embeddings(body: bytes, dialect: Dialect) -> GenerateRequest:
     """Raises BadField."""
-    if kind == "upstream":
+    if dialect == "upstream":
         return forward_embedding(body, MAX_INPUTS)
     check_other_values(body, "input")
     asked = decode(_request_decoder, body)

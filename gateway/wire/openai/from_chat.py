@@ -6,6 +6,7 @@ wrote it: `messages[0].content[1].type`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypedDict
 
@@ -14,8 +15,8 @@ import msgspec
 from engine.protocol import Grammar
 from gateway.generate_request import (
     ChatPrompt,
+    Dialect,
     GenerateRequest,
-    ModelKind,
     OutputForm,
     ReasoningEffort,
     ToolUse,
@@ -44,6 +45,8 @@ from gateway.wire.constraints.tool_structs import (
 )
 from gateway.wire.openai.chat import (
     MAX_TEMPLATE_KWARGS_BYTES,
+    OTHER_ROLE,
+    AnyRoleRequest,
     AssistantMessage,
     ChatCompletionRequest,
     SampledRequest,
@@ -55,6 +58,7 @@ from gateway.wire.shared.cache_control import to_breakpoints
 from gateway.wire.shared.refusals import check_values, decode, unsupported
 
 MAX_MODEL_CHARS = 256
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 TEMPLATES_OWN = frozenset(
     {
         *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
@@ -79,7 +83,10 @@ class _PeekedBody(msgspec.Struct, frozen=True):
 
 _peek_decoder = msgspec.json.Decoder(_PeekedBody)
 _request_decoder = msgspec.json.Decoder(ChatCompletionRequest)
+_any_role_decoder = msgspec.json.Decoder(AnyRoleRequest)
 _any_decoder = msgspec.json.Decoder()
+_ROLE = re.compile(r"messages\[[0-9]+\]\.role")
+_ROLE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _raw_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -117,12 +124,35 @@ def _checked(peeked: _PeekedBody) -> Peek:
     return Peek(peeked.model, bool(peeked.stream))
 
 
-def from_openai(body: bytes, kind: ModelKind) -> GenerateRequest:
+def from_openai(body: bytes, dialect: Dialect) -> GenerateRequest:
     """Raises BadField."""
     check_values(body)
-    if kind == "upstream":
+    if dialect == "upstream":
         return to_forward(decode(_any_decoder, body))
+    if dialect == "vllm":
+        return as_vllms(to_generate(with_any_roles(body)))
     return to_generate(decode(_request_decoder, body))
+
+
+def as_vllms(request: GenerateRequest) -> GenerateRequest:
+    return msgspec.structs.replace(request, speaks_vllm=True)
+
+
+def with_any_roles(body: bytes) -> ChatCompletionRequest:
+    """Read a body whose messages may be of roles that OpenAI does not know. Raises BadField."""
+    try:
+        return decode(_request_decoder, body)
+    except BadField as error:
+        if error.param is None or _ROLE.fullmatch(error.param) is None:
+            raise
+        fields = decode(_any_decoder, body)
+        for message in fields["messages"]:
+            role = message.get("role") if isinstance(message, dict) else None
+            if isinstance(role, str) and role not in ROLES:
+                if _ROLE_NAME.fullmatch(role) is None:
+                    raise
+                message |= {"role": OTHER_ROLE, OTHER_ROLE: role}
+    return decode(_any_role_decoder, msgspec.json.encode(fields))
 
 
 def to_forward(body: Any) -> GenerateRequest:

@@ -71,6 +71,7 @@ def to_openai(request: GenerateRequest, heading: AnswerHeader) -> ChatEncoder:
             request.include_usage,
             echo=echo_of(request.prompt),
             calls_function=request.calls_function,
+            ends_with_text=request.speaks_vllm,
         )
     if request.forward is not None:
         return RawBodies()
@@ -82,6 +83,7 @@ def to_openai(request: GenerateRequest, heading: AnswerHeader) -> ChatEncoder:
         echo=echo_of(prompt),
         names_token_ids=names_ids,
         calls_function=request.calls_function,
+        speaks_vllm=request.speaks_vllm,
     )
 
 
@@ -142,9 +144,11 @@ class ChatStream:
         *,
         echo: str = "",
         calls_function: bool = False,
+        ends_with_text: bool = False,
     ) -> None:
         """`echo`: said again before each choice. `calls_function`: a call is told in the older
-        form."""
+        form. `ends_with_text`: the reason to finish stands beside the last text."""
+        self._ends_with_text = ends_with_text
         self._calls_function = calls_function
         self._head = head
         self._include_usage = include_usage
@@ -180,7 +184,7 @@ class ChatStream:
             elif item.text or item.logprobs or (token_ids and reason is None):
                 content = b'{"content":' + _encode(item.text) + b"}" if item.text else b"{}"
                 # Where each chunk says the usage, each has new tokens (vLLM's clients count them).
-                ends = None if self._usage is None else reason
+                ends = reason if self._ends_with_text or self._usage is not None else None
                 chunks.append(self._chunk(item.index, content, item.logprobs, token_ids, ends))
                 token_ids, reason = None, None if ends is not None else reason
             if reason is not None:
@@ -288,14 +292,21 @@ class ChatBody:
         echo: str = "",
         names_token_ids: bool = False,
         calls_function: bool = False,
+        speaks_vllm: bool = False,
     ) -> None:
         """`echo`: said again before each choice. `names_token_ids`: the answer has a place for
-        token ids. `calls_function`: a call is told in the older form."""
+        token ids. `calls_function`: a call is told in the older form. `speaks_vllm`: so it has for
+        all that vLLM can tell, and a text where there is none."""
         self._head = head
-        self._choices = [ChoiceCollector(calls_function=calls_function) for _ in range(n)]
+        self._choices = [
+            ChoiceCollector(calls_function=calls_function, speaks_vllm=speaks_vllm)
+            for _ in range(n)
+        ]
         self._prompt_ids: list[int] | None | UnsetType = UNSET
-        self._prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
-        if names_token_ids:
+        self._prompt_logprobs: list[dict[str, PromptLogprob] | None] | None | UnsetType = UNSET
+        if speaks_vllm:
+            self._prompt_logprobs = None
+        if names_token_ids or speaks_vllm:
             self._prompt_ids = None
             for each in self._choices:
                 each.name_token_ids()

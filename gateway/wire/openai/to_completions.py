@@ -55,7 +55,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | None | UnsetType = UNSET
     """vLLM's, as the next ones: of who names `return_token_ids`; null: who declines them."""
     prompt_token_ids: list[int] | None | UnsetType = UNSET
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -83,8 +83,13 @@ def to_completions(request: GenerateRequest, heading: AnswerHeader) -> ChatEncod
     parts = CompletionParts(tokens_as_ids=prompt.return_tokens_as_token_ids)
     if request.stream:
         return CompletionStream(head, request.include_usage, parts)
-    names_ids = prompt.return_token_ids is not None
-    return CompletionBody(head, request.n * len(prompt.prompts), parts, names_token_ids=names_ids)
+    return CompletionBody(
+        head,
+        request.n * len(prompt.prompts),
+        parts,
+        names_token_ids=prompt.return_token_ids is not None,
+        speaks_vllm=request.speaks_vllm,
+    )
 
 
 class LogprobsProgress:
@@ -215,10 +220,13 @@ class CompletionBody:
         parts: CompletionParts,
         *,
         names_token_ids: bool = False,
+        speaks_vllm: bool = False,
     ) -> None:
-        """`names_token_ids`: the answer has a place for them."""
+        """`names_token_ids`: the answer has a place for them. `speaks_vllm`: so it has for all that
+        vLLM can tell."""
         self._head = head
-        self._names_ids = names_token_ids
+        self._names_ids = names_token_ids or speaks_vllm
+        self._names_logprobs = speaks_vllm
         self._of_choices: list[list[CompletionChoice]] = [[] for _ in range(num_choices)]
         self._parts = parts
 
@@ -235,6 +243,9 @@ class CompletionBody:
             for each in choices:
                 each.token_ids = each.token_ids or None
                 each.prompt_token_ids = each.prompt_token_ids or None
+        if self._names_logprobs:
+            for each in choices:
+                each.prompt_logprobs = each.prompt_logprobs or None
         return _encode(
             Completion(
                 id=self._head.id,

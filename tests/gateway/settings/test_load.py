@@ -6,6 +6,7 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,6 +133,19 @@ def test_a_model_says_for_itself_what_becomes_of_unknown_fields() -> None:
             threads = PrepareThreads(executor=executor)
             fleet = build_fleet(load({}, {}), {}, threads, unheard)
         assert {route.model for route in fleet.routes if route.ignores_unknown} == ignoring
+
+
+def test_an_upstream_is_asked_as_it_is_whatever_the_dialect() -> None:
+    upstream = "[[model]]\nname = 'far'\nupstream = 'http://h/v1'\n"
+    write("[compat]\ndialect = 'vllm'\n" + upstream)
+    with ThreadPoolExecutor(1) as executor:
+        fleet = build_fleet(load({}, {}), {}, PrepareThreads(executor=executor), unheard)
+    (route,) = fleet.routes
+    assert (route.speaks_vllm, route.dialect) == (True, "upstream")
+    assert msgspec.structs.replace(route, kind="engine").dialect == "vllm"
+    write(upstream + "dialect = 'vllm'\n")
+    with pytest.raises(SettingsError, match="dialect"):
+        load({}, {})
 
 
 def test_the_file_of_the_issue() -> None:

@@ -141,13 +141,14 @@ def test_how_a_model_writes_may_be_named() -> None:
     template.write_text("{{ messages }}")
     write(
         '[[model]]\nname = "m"\npath = "m"\nchat_template = "t.jinja"\n'
-        'tool_call_parser = "llama3_json"\nreasoning_parser = "none"\n'
+        'tool_call_parser = "llama3_json"\nreasoning_parser = "none"\ndialect = "vllm"\n'
         '[[model]]\nname = "n"\npath = "n"\n'
     )
     save(load({}, {}), Path("saved.json"))
     m, n = restore(Path("saved.json")).models
     assert m.chat_template == template.absolute()
     assert (m.tool_call_parser, m.reasoning_parser) == ("llama3_json", "none")
+    assert (m.dialect, n.dialect) == ("vllm", None)
     assert (n.chat_template, n.tool_call_parser, n.reasoning_parser) == (None, None, None)
 
 

@@ -7,9 +7,12 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import pytest
 import requests
 
@@ -396,3 +399,43 @@ def test_refusals_have_the_words_that_clients_look_for(worker: Running) -> None:
     ):
         message = refused("POST", path, 400, model="near", **fields)
         assert message.endswith("token id 4096 is out of vocabulary: this model has 4096.")
+
+
+@contextmanager
+def in_vllms_dialect(worker: Running) -> Iterator[None]:
+    """As if the configuration of the model said so."""
+    routes = worker.services.generation.fleet._routes
+    before = routes["near"]
+    routes["near"] = msgspec.structs.replace(before, speaks_vllm=True)
+    try:
+        yield
+    finally:
+        routes["near"] = before
+
+
+def test_answers_have_a_place_for_all_that_vllm_can_tell(worker: Running) -> None:
+    with in_vllms_dialect(worker):
+        whole, text = chat(worker), complete(worker)
+        told = chat(worker, prompt_logprobs=0, return_token_ids=True)
+        chunks = [chat(worker, stream=True), complete(worker, stream=True)]
+    assert (whole["prompt_logprobs"], whole["prompt_token_ids"]) == (None, None)
+    choice = whole["choices"][0]
+    assert (choice["token_ids"], choice["message"]["reasoning_content"]) == (None, None)
+    names = ("prompt_logprobs", "prompt_token_ids", "token_ids")
+    assert [text["choices"][0][name] for name in names] == [None] * 3
+    assert told["prompt_logprobs"] and told["prompt_token_ids"] and told["choices"][0]["token_ids"]
+    for last in (streamed[-1]["choices"][0] for streamed in chunks):
+        assert last["finish_reason"] == "length"
+        assert last["delta"]["content"] if "delta" in last else last["text"]
+    plain = chat(worker)
+    assert plain.keys().isdisjoint(names) and "token_ids" not in plain["choices"][0]
+
+
+def test_a_role_of_another_name_reaches_the_template_in_vllms_dialect(worker: Running) -> None:
+    messages = [{"role": "my-role", "content": "x"}]
+    with in_vllms_dialect(worker):
+        told = chat(worker, messages=messages, return_token_ids=True)
+    assert "<|im_start|>my-role\nx<|im_end|>" in TOKENIZER.decode(told["prompt_token_ids"], False)
+    body = {"model": "near", "messages": messages}
+    refused = ask(worker, "POST", "/v1/chat/completions", json=body)
+    assert refused.json()["error"]["param"] == "messages[0].role"

@@ -487,3 +487,33 @@ def test_a_tier_that_is_none_is_refused_in_the_same_words(tier: Any) -> None:
     ours, theirs = (refused(encode(service_tier=tier), kind) for kind in ("engine", "upstream"))
     assert type(ours) is type(theirs)
     assert ours.param == "service_tier" and vars(ours) == vars(theirs)
+
+
+OWN = {"role": "my-role", "content": [{"type": "text", "text": "x"}], "name": "ann"}
+
+
+def test_a_role_of_any_name_is_the_templates_affair_in_vllms_dialect() -> None:
+    body = encode(messages=[OWN, MESSAGE])
+    found = from_openai(body, "vllm")
+    assert found.prompt is not None and found.speaks_vllm
+    assert found.prompt.messages == [{"role": "my-role", "content": "x", "name": "ann"}, MESSAGE]
+    assert refused(body).param == "messages[0].role"
+    assert from_openai(encode(messages=[MESSAGE]), "vllm").prompt == prompt(messages=[MESSAGE])
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({**OWN, "role": "a b"}, "role"),
+        ({**OWN, "role": "\x7f"}, "role"),
+        ({**OWN, "role": "x" * 65}, "role"),
+        ({**OWN, "role": 5}, "role"),
+        ({"content": "x"}, "role"),
+        ({**OWN, "content": None}, "content"),
+        ({**OWN, "tool_calls": []}, "tool_calls"),
+    ],
+)
+def test_a_role_has_a_plain_name_in_vllms_dialect(message: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadField) as caught:
+        from_openai(encode(messages=[MESSAGE, message]), "vllm")
+    assert caught.value.param == f"messages[1].{param}"

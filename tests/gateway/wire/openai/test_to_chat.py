@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from msgspec import UNSET
 from openai import OpenAI
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -25,6 +26,7 @@ from gateway.generation_events import (
     TokenInfo,
     TokenTop,
 )
+from gateway.wire.openai.chat_answer import ChoiceCollector
 from gateway.wire.openai.from_chat import from_openai
 from gateway.wire.openai.to_chat import ChatEncoder, to_openai
 from tests.journeys.sdk.sdk_shapes import extras, said
@@ -382,3 +384,12 @@ def test_a_cost_is_exact_and_said_to_who_asked(stream: bool, upstream: bool) -> 
 
 def part(quantity: int, amount: str, price_id: str) -> dict[str, Any]:
     return {"quantity": quantity, "unit": "tokens", "amount": amount, "price_id": price_id}
+
+
+def test_nothing_that_is_said_or_thought_is_told_in_vllms_dialect() -> None:
+    for speaks_vllm, content, reasoning in ((False, None, UNSET), (True, "", None)):
+        for calls_function in (False, True):
+            choice = ChoiceCollector(speaks_vllm=speaks_vllm, calls_function=calls_function)
+            choice.add(TextDelta(index=0, text="", calls=(CallDelta(0, "f", "{}"),)))
+            message = choice.choice(0).message
+            assert (message.content, message.reasoning_content) == (content, reasoning)

@@ -101,7 +101,7 @@ def test_what_else_is_wrong_is_left_to_who_reads_it() -> None:
     [
         (read_response, {"model": "m", "input": [{"role": "user", "content": "x", "odd": 1}]}),
         (
-            partial(from_anthropic, kind="engine"),
+            partial(from_anthropic, dialect="engine"),
             {
                 "model": "m",
                 "max_tokens": 5,
