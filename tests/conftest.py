@@ -59,7 +59,7 @@ settings.load_profile("shared cores")
 
 
 SEED = os.environ.get("SUITE_ORDER")
-"""Where it is set, the order of files, and of the tests within a file, is drawn with this seed."""
+"""If set, it seeds a random order of the files and of the tests within each file."""
 
 
 def pytest_configure() -> None:

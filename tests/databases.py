@@ -24,7 +24,7 @@ from tests.scratch import scratch_for_a_while
 
 TEMPLATE = "template_migrated"
 MAX_LOANS = 60
-"""Of one database: emptied tables keep their dead rows until a vacuum."""
+"""A database is lent this often at most: emptied tables keep their dead rows until a vacuum."""
 LEAVE_TIMEOUT_MS = 20_000
 CATALOGS = (
     "pg_class",

@@ -24,7 +24,7 @@ PICO_FROM = {
     date(2028, 3, 1): 200_000,
     date(2028, 3, 26): 700_000,
 }
-"""Of an output token; the changes fall on a leap day, a month's end and a short night."""
+"""Prices of an output token; they change on a leap day, at a month's end and in a short night."""
 MOMENTS = (
     datetime(2028, 2, 28, 23, 59, 59, tzinfo=UTC),
     datetime(2028, 2, 29, 23, 59, 58, tzinfo=UTC),

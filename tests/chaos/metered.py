@@ -43,7 +43,7 @@ GATEWAYS = ("gateway-0", "gateway-1")
 SHIPPERS = ("shipper-0",)
 INVOICERS = ("invoicer-0",)
 CLIENTS = 12
-"""Of each gateway."""
+"""Each gateway gets this many clients."""
 THINK_S = 0.01
 SEGMENT_BYTES = 60_000
 PRICES = {

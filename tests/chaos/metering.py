@@ -230,7 +230,8 @@ SUMS = {
         WHERE state <> 'draft' GROUP BY 1
     """,
 }
-"""What each org owes, said five times; its balance without what its invoices were rounded by."""
+"""Five sums that must agree on what each org owes; the balance is taken without the rounding of
+invoices."""
 INVOICED = "SELECT org_id, model, component, sum(quantity) FROM invoice_lines GROUP BY 1, 2, 3"
 LATE = "SELECT count(*) FROM invoice_lines WHERE kind = 'late'"
 FINAL = "SELECT count(*) FROM invoices WHERE state <> 'draft'"

@@ -26,7 +26,7 @@ from tests.stack import Stack
 pytestmark = pytest.mark.slow
 
 NUM_LINES = 12
-"""Of each batch."""
+"""Each batch has this many lines."""
 MAX_TOKENS = 100
 CHAT = "/v1/chat/completions"
 TIMEOUT_S = 120.0

@@ -40,7 +40,7 @@ max_concurrent_streams = 256
 """
 BEGIN_TIMEOUT_S = 90.0
 SLACK_TOKENS = 100
-"""What refills while two hundred are admitted, and the rounding of each."""
+"""Covers tokens that refill while two hundred streams are admitted, and the rounding of each."""
 KEPT = 0.05
 """`ledger.lua` keeps 64 marks of a bucket's past: of more leases that are open at once it cannot
 tell all apart, and keeps some of what they give back."""

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 BEGIN_TIMEOUT_S = 60.0
 BEGUN_TOKENS = 120
-"""Of a stream: several checkpoints, whose first one may know of its first prompt alone."""
+"""A stream has made several checkpoints by then; the first may know of its first prompt alone."""
 MAX_HELD_BACK = 4
 """Tokens of a choice that came, and are parts of a character that is still to come."""
 PROMPTS = ["Tell me of bridges.", "Count.", "Tell me of bridges, and of what is below them."]

@@ -34,9 +34,10 @@ EMPTIED_WITHIN_S = 30.0
 AFTER_S = 5.0
 """Long enough for what the bucket holds to be passed on."""
 PATIENCE_S = 4.0
-"""Whoever asks first waits for Redis' timeout at most; everybody else for nothing."""
+"""The first request after the kill waits for Redis' timeout at most; all others wait for nothing.
+"""
 GRANTED = SHARE / BURST_PARTS
-"""Of a burst: what all gateways let pass at once while Redis is away, and what they owe for it."""
+"""The share of a burst that all gateways let pass at once while Redis is away, and owe for it."""
 CONFIG = """
 redis_url = "{redis}"
 [[model]]

@@ -30,11 +30,11 @@ pytestmark = pytest.mark.slow
 
 WANTED_CONNECTIONS = 5000
 OWN_FILES = 500
-"""What this process needs beside them."""
+"""Descriptors that this process needs besides its connections."""
 MAX_IDLE_BYTES = 16 * 1024
-"""What an idle connection may cost a worker, the last request's head included."""
+"""Memory that an idle connection may cost a worker, including its last request's head."""
 LORISES = 100
-"""Of each kind."""
+"""There are this many that send their heads slowly, and as many with slow bodies."""
 LATE_S = 5.0
 SERVED_WITHIN_S = 1.0
 STALLED_READER_S = 5.0

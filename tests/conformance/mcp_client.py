@@ -35,7 +35,8 @@ SAMPLES: dict[str, Any] = {
 TIMEOUT_S = 30.0
 SHIM = Path(__file__).with_name("mcp_client_shim.py")
 MAX_CONSENTS = 8
-"""Of a person who never tires: that the bridge stops asking is what is looked at."""
+"""The test's user consents to everything; a bridge that asks more often than this asks without end.
+"""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,7 +43,7 @@ from tests.gateway.a_secret import a_secret
 
 INFO = {"name": "tollgate", "version": "0"}
 DOCUMENT_URL = "https://conformance-test.local/client-metadata.json"
-"""Where the suite wants its clients to be described."""
+"""The suite expects the metadata document of its clients at this URL."""
 REDIRECT_URI = "https://gateway.example/callback"
 BROWSER = "cookie"
 NUMBERS = itertools.count(1)

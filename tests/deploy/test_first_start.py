@@ -27,9 +27,10 @@ ORDINARY = 65_534
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 LAST_WORDS = "flush=True)"
-"""Of the printed example; a line of the log may follow."""
+"""The printed example ends with this; a line of the log may follow."""
 READ_EVERYTHING = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
-"""Where this checkout or its interpreter stands under /root. It does not help to write."""
+"""Needed if this checkout or its interpreter is under /root. It grants reading alone, not writing.
+"""
 
 
 def as_ordinary_user() -> list[str]:

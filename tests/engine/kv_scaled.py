@@ -19,7 +19,7 @@ from tests.engine import checkpoints
 MODEL = "llama3"
 NUM_KV_HEADS, HEAD_DIM = 2, 16
 BY_HEAD = torch.tensor([1 / 64, 512.0])
-"""What a head's keys and values are larger by: one number cannot serve both heads."""
+"""Factors by which each head's keys and values are larger: one number cannot serve both heads."""
 ALIKE = torch.tensor([512.0, 512.0])
 PROMPT = [5, 17, 101, 44, 90, 3, 3, 61, 150, 8, 77, 12, 9, 198, 0, 31, 64, 65, 7, 7, 21]
 FORMS: dict[str, tuple[dict[str, tuple[int, ...]], Tensor]] = {

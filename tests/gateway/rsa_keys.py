@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from joserfc.jwk import RSAKey
 
 NUM_KEYS = 16
-"""Of a size. A test that makes more at one moment of its clock meets the first again."""
+"""Keys of each size. A test that makes more at one moment of its clock gets the first one again."""
 
 
 @contextmanager

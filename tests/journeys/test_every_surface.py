@@ -21,7 +21,8 @@ from tests.stack import Stack
 pytestmark = pytest.mark.slow
 
 EXAMPLES = {"chat": 24, "responses": 20, "messages": 16, "completions": 24}
-"""Of each surface; no form and no call is kept to without a model."""
+"""How many examples each surface gets; without a model no output follows a form or a forced call.
+"""
 FORCED = {"tool_choice": "required", "parallel_tool_calls": False}
 PARAMETERS = {
     "type": "object",

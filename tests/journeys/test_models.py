@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 NUM_TOKENS = 12
 PROMPT = [5, 17, 101, 44, 90, 3, 3, 61, 150, 8, 77, 12, 9, 198, 0, 31, 64, 65] * 2
 CACHED = 32
-"""Of PROMPT, once it was said: whole blocks."""
+"""Tokens of PROMPT that are cached once it was asked: whole blocks."""
 PRICES = {"base": (2, 3), "base-terse": (5, 7)}
 """Pico-USD for a token of uncached input and of output."""
 

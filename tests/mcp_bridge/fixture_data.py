@@ -217,7 +217,7 @@ ROUNDS: dict[str, list[dict[str, Any]]] = {
         {"ask": elicit("Who?", "name"), "think": sample("Think")}
     ],
 }
-"""What a tool asks for, round by round."""
+"""The input requests of each tool, round by round."""
 STATELESS = {"test_input_required_result_elicitation"}
 """Those that take answers without the state that they gave: the suite sends some so."""
 PROMPT_ROUND = {"user_context": elicit("What context should the prompt use?", "context")}

@@ -49,7 +49,7 @@ class Written(msgspec.Struct):
     ttl: Ttl
     num_tokens: int
     engine_id: str | None = None
-    """Of who granted it, once its lease is recorded."""
+    """The engine that granted the lease; None until the lease is recorded."""
     minutes_left: int = 0
     outcome: str | None = None
 
@@ -59,7 +59,8 @@ class Asked(msgspec.Struct):
     written: list[Written]
     minutes_booked: int | None = None
     is_vouched: bool = False
-    """What had no lease by then never will."""
+    """True if a sweep vouched for the event: a breakpoint without a lease by then never gets one.
+    """
 
 
 class Machine(DatabaseMachine):

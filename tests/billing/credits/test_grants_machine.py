@@ -49,13 +49,11 @@ class Machine(RuleBasedStateMachine):
         self.leases: dict[str, Transfer] = {}
         self.told = Funded()
         self.late: list[Funded] = []
-        """What was answered, and Redis has not been told yet."""
+        """Answers of the books that Redis has not been told yet."""
         self.running: list[Usage] = []
         self.unpaid: list[Usage] = []
         self.burns: list[Burn] = []
         self.used: dict[str, Usage] = {}
-        self.lost_lease = 0
-        """What ran when a lease expired: by so much the balance may be overdrawn."""
 
     # ---- what happens
 

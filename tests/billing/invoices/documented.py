@@ -16,7 +16,7 @@ from tests.billing.invoices.billed import NOVEMBER, OCTOBER, at
 CENT = 10**10
 EURO_CENT = 10_845_000_000
 PAID = (("received", 30), ("balance", 25), ("balance", -4))
-"""Of what was paid in advance a part is given back."""
+"""Payments in kind and coins; the negative one gives back a part of an advance payment."""
 LIST_PICO = {"p:8@acme": 8}
 AUGUST, SEPTEMBER = at(2026, 8, 1), at(2026, 9, 1)
 ID = "inv_org_a_20260901T0000"

@@ -44,7 +44,7 @@ pico = st.sampled_from([1, CENT // 2, CENT // 2 - 1, CENT + 7, 3 * CENT])
 whole = st.integers(1, 5)
 zones = st.sampled_from(["UTC", "America/New_York", "Asia/Kathmandu", "Pacific/Apia"])
 UNPRICED = 11
-"""What a token costs whose price is known later."""
+"""The price of a token that gets its price only later."""
 TABLES = (
     *("credit_note_lines", "credit_notes", "invoice_payments", "invoice_transitions"),
     *("invoice_lines", "invoices", "invoice_counters", "billing_accounts", "transfers", "balances"),
@@ -58,7 +58,7 @@ class Used(msgspec.Struct):
     moment: datetime
     number: int
     pico: int | None
-    """Of a token, by now; None: it has no price."""
+    """The present price of a token; None: it has none."""
 
 
 def a_book(amount: int) -> PriceBook:

@@ -40,8 +40,8 @@ PICO_FROM = {
     date(2028, 10, 29): CENT + 1,
     date(2028, 12, 1): CENT // 3,
 }
-"""Of an output token: what rounds up, down and by half, from a leap day, month ends and nights on
-which clocks change."""
+"""Prices of an output token that round up, down and by half; they change on a leap day, at month
+ends and on nights on which clocks change."""
 SEASONS = (datetime(2028, 2, 1, tzinfo=UTC), datetime(2028, 10, 2, tzinfo=UTC))
 """February has a leap day and March a short night; November has a long one."""
 DAYS, NUM_EVENTS = 80, 70
@@ -51,9 +51,10 @@ CUSTOMERS = {
     "org_c": BillingTerms(timezone="Asia/Kathmandu", billing_day=12, grace_hours=24),
 }
 PREPAID = "org_b"
-"""What no credit pays waits for the next one; of the others it is on their invoices."""
+"""The prepaid customer: usage beyond its credits waits for its next credit, and is on no invoice.
+"""
 Month = tuple[int, int]
-"""Of the local day on which a period begins."""
+"""The year and month of the local day on which a period begins."""
 Charged = Counter[tuple[Month, int]]
 """Tokens, by the period that they were used in and the price of one."""
 
@@ -71,7 +72,7 @@ class Customer:
         self.org, self.terms, self.zone = org, terms, ZoneInfo(terms.timezone)
         self.open = self.month_of(begun)
         self.charged: list[Charged] = []
-        """Of each final invoice."""
+        """The charges that each final invoice must show."""
         self.months: list[Month] = []
         self.coming: dict[Month, Charged] = {}
         self.credits: list[Credit] = []

@@ -16,7 +16,7 @@ from tests.billing.samples import NOON, an_attempt, an_event
 
 WEEKLY = [70, 80, 90, 100, 60, 10, 5]
 EVENT_PICO = 18_160_000
-"""Of `an_event`."""
+"""The price of one event that `an_event` makes."""
 
 
 def test_what_repeats_by_the_week_is_forecast_exactly() -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 VOCABS = (16, 512, 528, 4096, 49_152)
 NEAR = 1e-5
-"""Of the mass: so far a sum by blocks may be from one token by token."""
+"""A sum by blocks and one token by token may differ by this share of the mass."""
 
 
 def row_of(seed: int, vocab: int) -> NDArray[np.float32]:

@@ -58,7 +58,7 @@ CHOICE = Grammar(kind="choice", text=json.dumps(CHOICES))
 ENDLESS = "/.*a.{30}/ & /.*b.{29}/ & ~/.*c.{28}/"
 """Takes for ever to compile."""
 HARD = "/ok|x.*a.{30}/ & /ok|x.*b.{29}/ & ~/x.*c.{28}/"
-"""Whatever begins with x is too much to think about."""
+"""Parses, but is too expensive for any text that begins with x."""
 
 TOO_LARGE = [
     {"anyOf": [{"properties": {f"p{i}{k}": {"type": "string"}}} for k in range(5)]}

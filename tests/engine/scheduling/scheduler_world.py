@@ -78,7 +78,7 @@ class World:
         self.num_steps = 0
         self.launched: list[tuple[SchedulerOutput, dict[Key, SampledTokens], dict[Key, bytes]]] = []
         self.sums: dict[Sequence, list[int]] = {}
-        """What a runner adds up: here it is listed."""
+        """The tokens of each sequence, listed where a runner would add them up."""
         self.num_accepted = self.num_dropped = self.num_embedded = 0
 
     def add(self, asked: EngineRequest) -> None:

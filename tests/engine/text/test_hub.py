@@ -23,7 +23,7 @@ from tests.engine.text.hub_server import FETCH, ROOT, Hub, run_fetch
 NAME = "acme/tiny-1.5B"
 MIB = 1 << 20
 WEIGHTS = os.urandom(24 * MIB)
-"""More than the library holds back before it writes."""
+"""Exceeds what the library buffers before it writes."""
 SINGLE = {
     "config.json": b"{}",
     "tokenizer.json": b"{ }",

@@ -21,7 +21,7 @@ from tests.engine.scheduling.scheduler_world import PROMPTS, World, make_world, 
 from tests.engine.scheduling.scheduling import embedding, request
 
 NUM_ABORTS = 5_000
-"""Of each of two schedulers."""
+"""Each of two schedulers sees this many aborts."""
 NUM_CONNECTIONS = 4
 MAX_QUEUED = 5
 TIGHT: dict[Lane, LaneLimits] = {
@@ -38,7 +38,7 @@ class Traffic:
         self.draw = sampler(rng)
         self.num_requests = self.num_cancelled = self.num_cut_off = 0
         self.num_paused = self.num_begun = 0
-        """Of those that were aborted."""
+        """How many of the aborted requests were paused, and how many had begun to write."""
 
     @property
     def num_aborted(self) -> int:

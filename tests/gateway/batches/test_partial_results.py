@@ -22,7 +22,7 @@ from tests.gateway.office import ScriptedReplica
 
 SHAPES: tuple[Shape, ...] = ("openai", "anthropic")
 UNRUN = {"batch_cancelled": "canceled", "batch_expired": "expired"}
-"""What Anthropic calls it."""
+"""Maps the code of a line that did not run to the type that Anthropic's results name."""
 by_shape = pytest.mark.parametrize("shape", SHAPES)
 
 

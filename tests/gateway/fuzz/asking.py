@@ -29,7 +29,7 @@ KEPT_FOR = 16
 """Requests that continue the same response and the same conversation."""
 MUCH = 256
 MOST = {"chat": "max_completion_tokens", "responses": "max_output_tokens"}
-"""What says how much may be written; elsewhere `max_tokens`."""
+"""The field that bounds the output of each surface; all others name it `max_tokens`."""
 HELLO = [{"role": "user", "content": "hi"}]
 TOOL = {
     "type": "function",

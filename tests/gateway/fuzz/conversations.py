@@ -43,7 +43,8 @@ from tests.gateway.fuzz.texts import (
 )
 
 MOST_OPTIONS = 6
-"""Of one request, beside what it needs: with all of them at once nearly all are refused."""
+"""A request gets this many options beside its required fields; with all at once nearly all requests
+are refused."""
 SHAPES = ("whole", "stream", "both", "left")
 """How an answer is read; `left`: its client leaves when the first bytes came."""
 
@@ -54,7 +55,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     body: dict[str, Any]
     """As it was made; of a valid one the mode is still to be said."""
     raw: bytes | None = None
-    """What is sent instead, where it is no JSON of such a body any more."""
+    """The bytes that are sent instead of `body`, if they are no longer JSON of that form."""
     shape: str = "whole"
 
 

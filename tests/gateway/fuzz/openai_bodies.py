@@ -28,7 +28,8 @@ from tests.gateway.fuzz.texts import (
 )
 
 PREVIOUS, CONVERSATION, CALLED = "resp_the_last_one", "conv_the_only_one", "call_of_the_last_one"
-"""What a test has kept before: a response, a conversation, the call of that response."""
+"""Placeholders for a response, a conversation and a call of that response that the test stored
+before."""
 
 # ---- chat
 

@@ -24,7 +24,7 @@ from tests.gateway.wire.openai.test_to_chat import sdk
 from tests.journeys.sdk.sdk_shapes import extras, said, said_by, said_in
 
 TIMEOUT_S = 20.0
-"""What takes longer hangs: nothing that is asked here is more than some hundred tokens."""
+"""A request that takes longer hangs: none asks for more than some hundred tokens."""
 EVENT_STREAM = "text/event-stream"
 ENDS = {
     "responses": ("response.completed", "response.incomplete"),

@@ -21,7 +21,7 @@ from tests.gateway.fuzz.world import World
 from tests.gateway.routes.openapi.running import TIMEOUT_S
 
 NUM_LINES, FEW = 24, 4
-"""Of a batch, and batches of a surface."""
+"""Lines in a batch, and batches for each surface."""
 ENDED = ("completed", "failed")
 MESSAGES_BATCHES = "/v1/messages/batches"
 

@@ -10,7 +10,7 @@ from tests.gateway.fuzz.conversations import SURFACES
 from tests.gateway.fuzz.world import World
 
 FEW, FEWER = 60, 30
-"""Where tokens are made, and where they are only counted."""
+"""Examples for a surface that generates tokens, and for one that does not."""
 
 
 @pytest.mark.slow

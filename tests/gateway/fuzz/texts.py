@@ -32,7 +32,7 @@ RAW_MARKS = {
     f'"{LARGE_MARK}"'.encode(): b'{"a":' * 700 + b"1" + b"}" * 700,
     f'"{HUGE_MARK}"'.encode(): b"1e999",
 }
-"""What `json` does not write stands for itself in a body until it is bytes."""
+"""Bytes that `json` cannot write; a mark stands for them until the body is encoded."""
 JUNK = st.one_of(
     st.none(),
     st.booleans(),

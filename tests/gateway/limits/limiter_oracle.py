@@ -130,7 +130,7 @@ class Lease:
     """(moment, tokens) that count against the windows over that moment."""
     known: Used = field(default_factory=dict)
     kept: Used = field(default_factory=dict)
-    """Of a lease that expired and was opened again: what its expiry had kept."""
+    """The usage that was settled when the lease expired, if it was opened again afterwards."""
     state: str = "open"
 
 

@@ -21,7 +21,7 @@ from tests.gateway.limits.limiter_oracle import CLOCK_KEY, move_clock
 
 START_US = 1_700_000_000_000_000
 EXPECTED = 512
-"""Of a key that nobody knows yet."""
+"""The output that is expected from a key without a history, in tokens."""
 
 
 def caller(plan: Plan, **changes: object) -> Principal:

@@ -44,7 +44,7 @@ class Step(NamedTuple):
     input_tokens: int
     output_tokens: int
     used_share: float | None
-    """Of the output; None: it goes on."""
+    """The share of the reserved output that it uses; None: the request goes on."""
 
 
 def plans() -> st.SearchStrategy[Plan]:

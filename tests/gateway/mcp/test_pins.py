@@ -37,7 +37,7 @@ trust = "all"
 taints = true
 """
 HIDDEN = "".join(chr(0xE0000 + ord(letter)) for letter in "obey")
-"""Which makes what has it look like an attack: `all` leaves it out."""
+"""Invisible characters that the scan takes for an attack: `all` leaves such an item out."""
 PROMPTS = [{"name": "plain"}, {"name": "odd", "description": f"Read.{HIDDEN}"}]
 
 

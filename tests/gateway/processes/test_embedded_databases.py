@@ -132,7 +132,8 @@ for pid in pids:
     attempt("working folder", lambda: os.listdir(f"/proc/{pid}/cwd"))
 print(reached)
 """
-"""What a service of user nobody may try; prints where it came in."""
+"""A script that tries, as user nobody, what must be denied; it prints each attempt that succeeds.
+"""
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root can become somebody else")

@@ -82,7 +82,7 @@ OPEN = {
 }
 ADMINISTRATION = ("/v1/organization/", "/v1/admin/")
 READS = ("admin:read", "admin:audit", "usage:read")
-"""What suffices for a GET, and never for a change."""
+"""Scopes that suffice for a GET, and never for a change."""
 PARAMETER = re.compile(r"\{[^}]*\}")
 ROLES: tuple[Role, ...] = get_args(Role)
 GOOD = "Bearer good"

@@ -30,8 +30,8 @@ PENNY = Path(__file__).resolve().parents[3] / "models" / "penny"
 TOKENIZER = Tokenizer.load(PENNY)
 CONFIG = EngineConfig(model=Path("fake"), max_model_len=16_384, num_blocks=8192)
 CALLS, END = "CALL:", ":DONE"
-"""What a user's message says that the model shall do, as JSON: a list of rounds, each a list of
-[alias, arguments]; behind the last it answers."""
+"""Marks around the calls that a user's message makes the model write, in JSON: a list of rounds,
+each a list of [alias, arguments]. After the last round it answers."""
 ENDLESS = "Write without an end."
 
 
@@ -81,7 +81,7 @@ def core() -> FakeCore:
 
 
 ASKED = "mcpapp_0"
-"""What the rules ask an administrator, of whatever calls `ask`."""
+"""The id of the approval that each call of `ask` needs from an administrator."""
 READS, WRITES = {"readOnlyHint": True}, {"readOnlyHint": False}
 SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}}}
 

@@ -35,7 +35,7 @@ from tests.gateway.vault.token_server import TokenServer, basic_of, running
 
 NOW = 1_800_000_000.0
 CANARY = "caller-token-canary"
-"""What the caller showed the gateway. It has no way to where upstreams are asked."""
+"""The token that the caller sent to the gateway. It must never reach an upstream."""
 BROWSER = "cookie"
 CLIENT_SECRET = "s3cret/of ours"
 

@@ -21,7 +21,8 @@ class Search:
     def __init__(self, witness: Witness, *known: str) -> None:
         self.witness = witness
         self.signed = list(known)
-        """What is no draw: passwords, what others drew, and tokens that are signed."""
+        """Secrets that the witness did not draw: passwords, draws of other processes, signed
+        tokens."""
 
     @property
     def issued(self) -> list[str]:

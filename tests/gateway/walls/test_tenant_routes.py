@@ -33,9 +33,10 @@ PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 SCOPES = ["admin:*", "usage:read", "inference", "mcp:call"]
 BODIES: tuple[dict[str, str], ...] = ({}, {"name": "taken over"})
 SEALED = ("/v1/responses/", "/v1/conversations/")
-"""What stands there `populate` cannot seal; tests/gateway/responses show it to its owner."""
+"""`populate` cannot seal the rows behind these paths; tests/gateway/responses show them to their
+owner."""
 SEALED_ENDS = "/arguments"
-"""Of a call that waits: tests/gateway/mcp/test_asked_arguments."""
+"""The arguments of a waiting call are sealed too: see tests/gateway/mcp/test_asked_arguments."""
 OF_MESSAGES = "/v1/messages/batches/"
 """A batch has one of two shapes, so these are tried once theirs has this one."""
 IN_THEIR_SHAPE = (

@@ -195,7 +195,7 @@ VALUES: dict[str, object] = {
     "wanted": {"tokens_per_minute": 1},
     "witness": NOWHERE,
 }
-"""Of other parameters that have no default, by type or by name."""
+"""Values for the other parameters without a default, by type or by name."""
 LEFT_OUT = {
     ("tenancy.keys.keys.create_key", "service_account_id"),
     ("tenancy.money.spend_caps.create_spend_cap", "key_id"),
@@ -206,7 +206,7 @@ FIRST = {
     "batches.batches.cancel_message_batch": OF_MESSAGES,
     "batches.batches.delete_message_batch": OF_MESSAGES,
 }
-"""What makes the rows of both tenants what a verb is about."""
+"""SQL that first gives the rows of both tenants the form that a verb is about."""
 FOREIGN_KEY = "23503"
 """Postgres: foreign_key_violation."""
 CONNECTIONS = ("AsyncConnection", "AsyncEngine")

@@ -212,7 +212,7 @@ IDS = {
     "top_up_id": id_of("top_ups"),
     "user_id": id_of("users"),
 }
-"""What a parameter so named holds to name what is Alice's."""
+"""The value with which a parameter of this name refers to Alice's row."""
 
 
 async def rows_of_alice(db: AsyncEngine, columns: dict[str, str]) -> dict[str, list[str]]:

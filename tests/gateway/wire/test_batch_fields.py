@@ -34,7 +34,7 @@ from gateway.wire.organization.usage import parse_query
 from gateway.wire.shared.refusals import decode
 
 HEADERS = {"user_profile_id", "workspace_id"}
-"""Of Anthropic's SDK: not in a body, nor in a query."""
+"""Parameters that Anthropic's SDK sends as headers, in neither body nor query."""
 THEIRS: list[tuple[SurfaceFields, str, Any]] = [
     (FILES, "", file_create_params.FileCreateParams),
     (FILE_LIST, "", file_list_params.FileListParams),

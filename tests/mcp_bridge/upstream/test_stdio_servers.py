@@ -25,7 +25,7 @@ from tests.stack import running as running_stack
 pytestmark = pytest.mark.slow
 STALE = "tollgate/stale"
 MISSING = "bad_launch"
-"""Of a process whose variables nobody has filled."""
+"""The reason given for a process whose variables nobody has set."""
 CONFIG = """
 [[model]]
 name = "b"

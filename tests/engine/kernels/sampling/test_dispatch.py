@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 
 EOS = frozenset({2})
 ROUNDING = 1e-5
-"""Of a token's share: exp and sums in float32."""
+"""A token's share may be off by this: exp and sums are in float32."""
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

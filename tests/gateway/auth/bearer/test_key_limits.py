@@ -34,7 +34,7 @@ from tests.gateway.auth.bearer.test_api_keys import (
 )
 
 PEER = "10.0.0.1"
-"""Of the connection: a proxy's."""
+"""The address that the connection comes from: a proxy's."""
 
 
 async def write(db: AsyncEngine, table: sa.Table, **columns: Any) -> None:

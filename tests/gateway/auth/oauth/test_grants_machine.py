@@ -53,7 +53,7 @@ MAX_LIVING = 2
 """Grants at a time, so that much happens to each."""
 MOSTLY = st.sampled_from([True, True, True, True, False])
 MAX_ROTATIONS = 1
-"""Of signing keys, which take long to make."""
+"""Signing keys are rotated this often at most, because making one takes long."""
 
 
 class Holder:

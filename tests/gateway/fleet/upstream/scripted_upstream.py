@@ -27,7 +27,7 @@ class Exchange:
     body: dict[str, Any]
     writer: asyncio.StreamWriter
     target: str
-    """What was asked for: the path and its query."""
+    """The path and query of the request."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """The client closed the connection before the answer was complete."""
 
@@ -89,7 +89,7 @@ class Upstream:
         self.script: Script | None = None
         self.exchanges: list[Exchange] = []
         self.writers: set[asyncio.StreamWriter] = set()
-        """Of open connections."""
+        """The open connections."""
         self.num_connections = 0
         self.base_url = ""
 

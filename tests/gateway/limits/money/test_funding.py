@@ -48,7 +48,7 @@ MOMENTS = (
     ("credit_lines", "leased_until"),
     ("transfers", "expires_at"),
 )
-"""Of credit and of the leases on it, in the books."""
+"""Columns with a moment that concerns credit or the leases on it."""
 
 
 class Lender(PostgresBooks):

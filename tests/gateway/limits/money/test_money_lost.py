@@ -34,7 +34,7 @@ from tests.gateway.limits.money.money_books import ORG, PRICES, PROJECT, who
 
 INPUT, OUTPUT = 100, 20
 CAP_NANO = 60_000
-"""Of 510 nano held and some 400 spent by each request."""
+"""Allows for some hundred requests: each holds 510 nano and spends some 400."""
 CAPPED = who(SpendCap("org", ORG, "total", CAP_NANO))
 AT_ONCE = 8
 

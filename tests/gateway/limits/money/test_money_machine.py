@@ -47,7 +47,7 @@ class Ran:
     cost: int | None = None
     ended_at: float = 0.0
     known: int = 0
-    """Of its cost, as its gateway said when it last renewed."""
+    """The cost that its gateway reported at the last renewal."""
 
 
 class Machine(RuleBasedStateMachine):

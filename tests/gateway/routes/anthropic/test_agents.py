@@ -125,7 +125,7 @@ def test_a_long_loop_reads_what_the_turn_before_had_kept(client: Anthropic) -> N
 
 
 SAMPLED = {"temperature": 0.5, "top_p": 0.9, "top_k": 40}
-"""Of versions before 2026-10-21, and of ours."""
+"""Sampling fields: versions of the API before 2026-10-21 had them, and so has ours."""
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "system and sampling": {"system": "Be brief.", "extra_body": SAMPLED},

@@ -74,7 +74,7 @@ SERVER: dict[str, Any] = {
 CAPS = "/v1/admin/spend-caps"
 MAX_APPROVALS = 100_000
 VOCAB_SIZE = 4096
-"""Of penny, whose tokenizer reads prompts."""
+"""The vocabulary of penny, whose tokenizer reads the prompts."""
 CONFIG = """
 price_books = ["{folder}/book.toml"]
 [[model]]

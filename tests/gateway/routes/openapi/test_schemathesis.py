@@ -83,7 +83,7 @@ EXAMPLES = {
     GenerationMode.NEGATIVE: cycles(4, daily=1),
 }
 OF_REAL_THINGS = 3
-"""Of four requests so many name what is there."""
+"""This many of four requests name objects that exist."""
 
 app: Litestar = create_app(load({"home": Path("/nowhere")}, {}))
 document: dict[str, Any] = json.loads(json.dumps(app.openapi_schema.to_schema()))

@@ -82,7 +82,7 @@ CHAT_BESIDE: dict[str, tuple[dict[str, Any], Any]] = {
     "function_call": ({"functions": [{"name": "f"}]}, "none"),
     "continue_final_message": ({"messages": [*HELLO, BEGUN]}, True),
 }
-"""What has a meaning beside others alone: those, and a value."""
+"""Fields that have a meaning only beside others: the others, and a value."""
 CHAT_ONLY_REFUSES: dict[str, Any] = {
     "modalities": ["text"],
     "verbosity": "medium",
@@ -119,7 +119,7 @@ MESSAGES_HONOURED: dict[str, Any] = {
 MESSAGES_BESIDE: dict[str, tuple[dict[str, Any], Any]] = {
     "tool_choice": ({"tools": [MESSAGES_TOOL]}, {"type": "any"}),
 }
-"""What has a meaning beside others alone: those, and a value."""
+"""Fields that have a meaning only beside others: the others, and a value."""
 MESSAGES_SAME: dict[str, Any] = {
     "metadata": {"user_id": "u"},
     "speed": "standard",
@@ -169,7 +169,7 @@ RESPONSES_ELSEWHERE: dict[str, Any] = {
     "stream_options": {"include_obfuscation": False},
     "client_metadata": {"a": {"b": 1}},
 }
-"""What the model knows nothing of."""
+"""Fields that the gateway handles itself: the model's request does not hold them."""
 
 
 def read_chat(**fields: Any) -> GenerateRequest:

@@ -183,7 +183,7 @@ LARGE = {
     "entries": (repeated(b'"x": 1', b'{"model": "m", "logit_bias": {', b"}}"), "logit_bias"),
 }
 MAX_REFUSAL_S = 1.0
-"""Of processor time: a refusal takes about 0.1 s."""
+"""Bounds the processor time of a refusal, which takes about 0.1 s."""
 
 
 @pytest.mark.parametrize("kind", ["engine", "upstream"])

@@ -40,8 +40,8 @@ server.run("stdio")
 """
 UIDS_OF_A_RUN = 64
 FIRST_UID = 1_000_000_000 + os.getpid() * UIDS_OF_A_RUN
-"""Of this process alone: what runs under a uid is ended as a whole, so tests that run at the same
-time have none in common."""
+"""The first uid of this test process. Everything under a uid is ended as a whole, so tests that run
+at the same time must share none."""
 OWNER = ProcessOwner(tenant="org_a", credential_set="none")
 
 

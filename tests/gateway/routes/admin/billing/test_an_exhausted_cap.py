@@ -36,7 +36,7 @@ upstream = "http://127.0.0.1:{port}/v1"
 requests_per_minute = 6000
 """
 WRITES, MAY_WRITE = 20_000, 40_000
-"""Of a dollar for a million tokens: two cents are spent of the four that are held."""
+"""Tokens written and allowed, at a dollar for a million: four cents are held and two are spent."""
 PATIENCE_S = 20.0
 
 
