@@ -22,11 +22,12 @@ from typing import Any
 import msgspec
 import redis.asyncio
 from litestar import Litestar, Request, Response
+from litestar.enums import ScopeType
 from litestar.exceptions import NotFoundException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
-from litestar.types import ControllerRouterHandler
+from litestar.types import ASGIApp, ControllerRouterHandler, Receive, Scope, Send
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -131,7 +132,23 @@ def create_app(
     app.state.begin_drain = lambda: None
     app.state.drain_timeout_s = settings.drain_timeout_s
     app.state.public_url = settings.issuer
+    if settings.root_path:
+        app.asgi_handler = behind(settings.root_path, app.asgi_handler)
     return app
+
+
+def behind(root_path: str, app: ASGIApp) -> ASGIApp:
+    """Serve an application's routes behind a path, too. `root_path`: `/llm`, say."""
+    start, raw_start = f"{root_path}/", f"{root_path}/".encode()
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == ScopeType.HTTP and scope["path"].startswith(start):
+            scope["path"] = scope["path"][len(root_path) :]
+            if scope["raw_path"].startswith(raw_start):
+                scope["raw_path"] = scope["raw_path"][len(root_path) :]
+        await app(scope, receive, send)
+
+    return serve
 
 
 def with_routes(max_body_bytes: int) -> Litestar:

@@ -27,6 +27,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=128)]
 ADAPTER_PATTERN = r"^[^=]{1,128}$"
 URL_PATTERN = r"^https?://[^/\s]+"
 PUBLIC_URL_PATTERN = r"^https?://[^/\s?#@\\]+$"
+ROOT_PATH_PATTERN = r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$"
 REDIS_PATTERN = r"^(redis|rediss|unix)://."
 MCP_PATTERN = r"^[a-z0-9](?:-?[a-z0-9]){0,23}$"
 ORG_PATTERN = r"^org_[0-9A-Za-z]{1,64}$"
@@ -40,6 +41,7 @@ IN_WORDS = {
     repr(ADAPTER_PATTERN): "a name of 1 to 128 characters, without '='",
     repr(URL_PATTERN): "a URL such as 'http://127.0.0.1:9100/v1'",
     repr(PUBLIC_URL_PATTERN): "a URL without a path such as 'https://gateway.example.com'",
+    repr(ROOT_PATH_PATTERN): "a path such as '/llm'",
     repr(REDIS_PATTERN): "a URL such as 'redis://127.0.0.1:6379/0'",
     repr(ORG_PATTERN): "an organization's id, org_...",
     repr(ORGS_PROJECT_PATTERN): "an organization's and its project's id, org_.../proj_...",
@@ -52,6 +54,7 @@ say, the other one may, so it is converted where both are known."""
 AdapterName = Annotated[str, Meta(pattern=ADAPTER_PATTERN)]
 """The engine's command line names adapters NAME=PATH."""
 Url = Annotated[str, Meta(pattern=URL_PATTERN)]
+RootPath = Annotated[str, Meta(pattern=ROOT_PATH_PATTERN, max_length=255)]
 PublicUrl = Annotated[str, Meta(pattern=PUBLIC_URL_PATTERN, max_length=255)]
 McpName = Annotated[str, Meta(pattern=MCP_PATTERN)]
 OrgId = Annotated[str, Meta(pattern=ORG_PATTERN)]
@@ -320,6 +323,9 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
     mcp: WrittenMcp = WrittenMcp()
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks (CIDR) whose `X-Forwarded-For` or `Forwarded` is believed."""
+    root_path: RootPath = ""
+    """A path that a proxy leaves before ours (vLLM's `--root-path`): each route is served behind
+    it, too. Addresses that are told lack it: they begin with `public_url`."""
     max_body_bytes: Annotated[int, Meta(ge=1024, le=1024**3)] = 16 * 1024 * 1024
     drain_timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 30.0
     """After SIGTERM: how long open streams may take to end by themselves."""

@@ -148,6 +148,16 @@ def test_an_upstream_is_asked_as_it_is_whatever_the_dialect() -> None:
         load({}, {})
 
 
+def test_a_root_path_is_a_path() -> None:
+    for path in ("/llm", "/a/b-c.d_e"):
+        write(f"root_path = '{path}'\n")
+        assert load({}, {}).root_path == path
+    for path in ("llm", "/", "/llm/", "//a", "/a/../b", "/a b"):
+        write(f"root_path = '{path}'\n")
+        with pytest.raises(SettingsError, match="root_path"):
+            load({}, {})
+
+
 def test_the_file_of_the_issue() -> None:
     write(FROM_THE_ISSUE)
     found = load({}, {})

@@ -18,6 +18,7 @@ import requests
 
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from gateway.app.create import behind
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange
 from tests.gateway.routes.openapi.running import ROOT, TIMEOUT_S, Running
 from tests.journeys.upstreams import good
@@ -439,3 +440,18 @@ def test_a_role_of_another_name_reaches_the_template_in_vllms_dialect(worker: Ru
     body = {"model": "near", "messages": messages}
     refused = ask(worker, "POST", "/v1/chat/completions", json=body)
     assert refused.json()["error"]["param"] == "messages[0].role"
+
+
+def test_a_path_that_a_proxy_leaves_is_passed_over(
+    worker: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"model": "near", "messages": HELLO, "max_tokens": 3, "seed": 1}
+    assert ask(worker, "POST", "/llm/v1/chat/completions", json=asked).status_code == 404
+    monkeypatch.setattr(worker.app, "asgi_handler", behind("/llm", worker.app.asgi_handler))
+    for path in ("/v1/chat/completions", "/llm/v1/chat/completions"):
+        assert ask(worker, "POST", path, json=asked).ok
+        assert ask(worker, "POST", path, key="wrong", json=asked).status_code == 401
+    near = ask(worker, "GET", "/llm/v1/models/near").json()
+    assert near == ask(worker, "GET", "/v1/models/near").json()
+    for path in ("/llm", "/llmv1/models", "/llm/llm/v1/models"):
+        assert ask(worker, "GET", path).status_code == 404, path
