@@ -31,7 +31,7 @@ def audit() -> None:
 @audit.command()
 @with_settings
 @with_options(JSON)
-@click.option("--org", help="Name or id of one organization. Default: all.")
+@click.option("--org", help="Check the log of one organization, by name or id. Default: of all.")
 async def verify(settings: Settings, org: str | None, as_json: bool) -> None:
     """Find any entry that was edited, taken out, put in or moved, and any tail that was cut off.
 

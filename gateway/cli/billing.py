@@ -33,12 +33,16 @@ def billing() -> None:
 @billing.command()
 @with_settings
 @with_options(JSON)
-@click.option("--org", required=True, help="Whose usage.")
-@click.option("--from", "start", type=MOMENT, required=True, help="UTC: admitted from then on,")
-@click.option("--to", "end", type=MOMENT, required=True, help="and before then.")
-@click.option("--model", help="Of this one alone.")
-@click.option("--price-list", help="By this one. Default: by the one that it was admitted by.")
-@click.option("--apply", "digest", metavar="DIGEST", help="As it was shown; goes on after a crash.")
+@click.option("--org", required=True, help="The organization whose usage is priced anew.")
+@click.option("--from", "start", type=MOMENT, required=True, help="The period's first moment, UTC.")
+@click.option("--to", "end", type=MOMENT, required=True, help="The moment after the period, UTC.")
+@click.option("--model", help="Price only the usage of this model. Default: of all models.")
+@click.option("--price-list", help="Price by this list. Default: the list it was admitted by.")
+@click.option(
+    *("--apply", "digest"),
+    metavar="DIGEST",
+    help="Apply the plan that was shown with this digest. Repeat it after a crash to finish.",
+)
 async def rerate(
     settings: Settings,
     org: str,
@@ -90,10 +94,10 @@ async def rerate(
 
 @billing.command()
 @with_settings
-@click.option("--org", required=True, help="Whose draft.")
+@click.option("--org", required=True, help="The organization that the draft is for.")
 @click.argument("invoice_id")
 async def finalize(settings: Settings, org: str, invoice_id: str) -> None:
-    """Make a draft final, as it counts by now; what comes later joins the next one."""
+    """Make a draft final with the usage it has now; later usage joins the next invoice."""
     from billing.invoices import closing
     from gateway.audit.log import record
     from gateway.tenancy.orgs import find_org

@@ -42,10 +42,12 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 STATE = (
-    click.option("--home", type=FOLDER, help="The folder of all state. Default: .tollgate"),
-    click.option("--config", type=FOLDER, help="Settings, as TOML. Default: tollgate.toml"),
+    click.option("--home", type=FOLDER, help="Keep all state in this folder. Default: .tollgate"),
+    click.option(
+        "--config", type=FOLDER, help="Read settings from this TOML file. Default: tollgate.toml"
+    ),
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="For scripts: a JSON object per line.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 
 
 def with_settings(command: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -52,7 +52,7 @@ MODEL = (
         help="Serve this Hugging Face folder, or org/name from a hub (HF_ENDPOINT), and no model "
         "of the settings. Default, where they name none: models/penny",
     ),
-    click.option("--revision", help="Of a --model from a hub: a branch, a tag or a commit."),
+    click.option("--revision", help="The branch, tag or commit of a --model from a hub."),
 )
 
 
@@ -134,10 +134,14 @@ def gateway(**flags: Flags) -> None:
 
 
 @tollgate.command("worker", hidden=True)
-@click.option("--id", "worker_id", required=True, help="Names its spool folder.")
-@click.option("--settings", "settings_file", type=FOLDER, required=True)
-@click.option("--listen-fd", type=int, required=True, help="A bound socket.")
-@click.option("--ready-fd", type=int, required=True, help="Gets a byte once it accepts.")
+@click.option("--id", "worker_id", required=True, help="The name of its spool folder.")
+@click.option(
+    *("--settings", "settings_file"), type=FOLDER, required=True, help="The settings, resolved."
+)
+@click.option("--listen-fd", type=int, required=True, help="The descriptor of a bound socket.")
+@click.option(
+    "--ready-fd", type=int, required=True, help="The descriptor that gets a byte once it accepts."
+)
 def worker_process(worker_id: str, settings_file: Path, listen_fd: int, ready_fd: int) -> None:
     """Run a worker of `tollgate up`, which alone calls this."""
     from gateway.app import worker
@@ -188,7 +192,7 @@ for group in (status, audit, reconcile, spool, prices, billing, orgs, projects, 
 
 @tollgate.group()
 def vault() -> None:
-    """Credentials of upstreams."""
+    """Manage the credentials of upstreams."""
 
 
 @vault.command()
@@ -196,8 +200,8 @@ def vault() -> None:
 async def rewrap(settings: Settings) -> None:
     """Wrap the keys of all upstream credentials under the current secret.
 
-    After a new key stands first in the secret's file and all gateways have it. Says how many were
-    wrapped anew, and names in the log what cannot be read. No credential itself is touched.
+    Run it once a new key stands first in the secret's file and all gateways have it. Says how many
+    were wrapped anew, and names in the log what cannot be read. No credential itself is touched.
     """
     from gateway.secret import Secret
     from gateway.vault.credentials import rewrap_credentials
@@ -216,7 +220,7 @@ async def rewrap(settings: Settings) -> None:
 
 @tollgate.group()
 def secret() -> None:
-    """The secret under which Postgres holds what tenants wrote and were answered."""
+    """Manage the secret that seals the requests and answers that Postgres stores."""
 
 
 @secret.command()
@@ -224,9 +228,9 @@ def secret() -> None:
 async def reseal(settings: Settings) -> None:
     """Seal files, batches, responses and conversations under the current secret.
 
-    After a new key stands first in the secret's file and all gateways have it; then `tollgate vault
-    rewrap` for credentials. A day later the old key can leave the file. Goes on where it was cut
-    short. Names each row that does not open, and then exits with 1.
+    Run it once a new key stands first in the secret's file and all gateways have it; run `tollgate
+    vault rewrap` next, for credentials. A day later the old key can leave the file. A repeat goes
+    on where an earlier run was cut short. Names each row that does not open, and then exits with 1.
     """
     from gateway.app.sealed_rows import reseal as reseal_rows
     from gateway.secret import Secret
@@ -245,13 +249,13 @@ def keys() -> None:
     """Create, list and revoke API keys, while `tollgate up` runs or not."""
 
 
-OWN = "Of its own, beside that of its plan."
+OWN = "A limit of the key's own, beside that of its plan."
 
 
 @keys.command("create")
 @with_settings
 @JSON
-@click.option("--name", required=True, help="For people: whose key it is, or what for.")
+@click.option("--name", required=True, help="A label for people: whose key it is, or what for.")
 @click.option("--org", default="default", show_default=True, help="Name of the organization.")
 @click.option("--project", default="default", show_default=True, help="Name of the project.")
 @click.option(
@@ -263,22 +267,30 @@ OWN = "Of its own, beside that of its plan."
 )
 @click.option(
     "--plan",
-    help="A [plan.NAME] of the settings. Default: none of its own; what its project's and its "
-    "organization's plans allow binds it in any case.",
+    help="A [plan.NAME] of the settings. Default: no plan of its own. The plans of its project and "
+    "organization bind it in any case.",
 )
 @click.option(
-    "--expires-in-days", type=click.IntRange(1, MAX_LIFETIME_DAYS), help="Default: it never does."
+    "--expires-in-days",
+    type=click.IntRange(1, MAX_LIFETIME_DAYS),
+    help="Let the key expire after this many days. Default: never.",
 )
-@click.option("--model", "models", multiple=True, help="May be given several times. Default: all.")
+@click.option(
+    *("--model", "models"),
+    multiple=True,
+    help="A model that the key may use; may be given several times. Default: all.",
+)
 @click.option(
     *("--ip-range", "ip_ranges"),
     multiple=True,
-    help="A network (CIDR) or an address to be used from. Default: anywhere.",
+    help="A network (CIDR) or address that may use the key. Default: anywhere.",
 )
 @with_options(
     *(click.option(f"--{name.replace('_', '-')}", type=int, help=OWN) for name in KEY_LIMIT_NAMES)
 )
-@click.option("--lane", type=click.Choice(KEY_LANES), help="Its requests are in no lane above.")
+@click.option(
+    "--lane", type=click.Choice(KEY_LANES), help="The highest lane that its requests may use."
+)
 async def create(
     settings: Settings,
     name: str,
@@ -397,7 +409,9 @@ def state_of(key: KeyRow) -> str:
 @with_settings
 @JSON
 @click.option(
-    "--grace-s", type=int, help="How long the key until now stays good. Default: a day; 0: ends it."
+    "--grace-s",
+    type=int,
+    help="How many seconds the old key stays valid. Default: one day. 0: it ends at once.",
 )
 @click.argument("key_id")
 async def rotate(settings: Settings, key_id: str, grace_s: int | None, as_json: bool) -> None:

@@ -61,9 +61,9 @@ CALL_COLUMNS: Columns = (
     ("ARGUMENTS", 0),
 )
 PROJECT = click.option(
-    "--project", default="default", show_default=True, help="One of the organization's projects."
+    "--project", default="default", show_default=True, help="A project of the organization."
 )
-ORG = click.option("--org", default="default", show_default=True, help="Its organization.")
+ORG = click.option("--org", default="default", show_default=True, help="Name of the organization.")
 
 
 @click.group()
@@ -125,20 +125,26 @@ async def diff(settings: Settings, name: str, org: str, project: str) -> None:
 @mcp.command()
 @with_options(*STATE, ORG, PROJECT)
 @click.option(
-    "--all", "everything", is_flag=True, help="What waits, but what looks like an attack."
+    *("--all", "everything"),
+    is_flag=True,
+    help="Approve all that waits, except what looks like an attack.",
 )
-@click.option("--tool", "tools", multiple=True, help="This tool, whatever it looks like.")
-@click.option("--prompt", "prompts", multiple=True, help="This prompt, whatever it looks like.")
-@click.option("--instructions", is_flag=True, help="Its instructions, whatever they look like.")
+@click.option("--tool", "tools", multiple=True, help="Approve this tool, whatever it looks like.")
+@click.option(
+    "--prompt", "prompts", multiple=True, help="Approve this prompt, whatever it looks like."
+)
+@click.option(
+    "--instructions", is_flag=True, help="Approve its instructions, whatever they look like."
+)
 @click.option(
     "--launch",
     is_flag=True,
-    help="Pin what its command is now, in the settings file, and approve that it is started.",
+    help="Pin the present program of its command in the settings file, so that it may start.",
 )
 @click.option(
     "--revoke",
     is_flag=True,
-    help="Take the approval of these back; with --all of the server, which is not dialled then.",
+    help="Revoke the approval of these instead; with --all, of the server (it is not contacted).",
 )
 @click.argument("name")
 def approve(
@@ -317,9 +323,11 @@ async def arguments_of(settings: Settings, db: AsyncEngine, org_id: str, approva
 @mcp.command()
 @with_settings
 @with_options(ORG, PROJECT)
-@click.option("--lift", "client", metavar="CLIENT", help="Of this key or OAuth client, by its id.")
+@click.option(
+    "--lift", "client", metavar="CLIENT", help="Lift the taint of this key or OAuth client (id)."
+)
 async def taints(settings: Settings, org: str, project: str, client: str | None) -> None:
-    """List whose calls ask a person after what a server said that taints, or lift it."""
+    """List callers whose calls need approval after a tainting answer; --lift ends that."""
     from gateway.mcp.calls import lift, lifting, taints_of
 
     async with connections(settings) as (db, redis):

@@ -32,45 +32,55 @@ WHOSE = click.Choice(["none", "tenant", "user"])
 ERA = click.Choice(["auto", "2026-07-28", "2025-11-25"])
 NETWORK = click.Choice(["public", "private", "loopback"])
 KEY = click.option(
-    "--key", envvar="TOLLGATE_API_KEY", help="An API key with mcp:call. Or TOLLGATE_API_KEY."
+    "--key",
+    envvar="TOLLGATE_API_KEY",
+    help="An API key with the scope mcp:call. Default: TOLLGATE_API_KEY.",
 )
 
 
 @mcp.command()
 @with_options(*STATE)
-@click.option("--org", "orgs", multiple=True, help="For this organization. Default: for everybody.")
+@click.option("--org", "orgs", multiple=True, help="Show it to this organization. Default: to all.")
 @click.option(
-    "--project", "projects", multiple=True, help="For this project of the one --org (or default)."
+    *("--project", "projects"),
+    multiple=True,
+    help="Show it only to this project of the one --org (or of default).",
 )
-@click.option("--url", help="Where it is asked. Of an API by default as its document says.")
-@click.option("--openapi", help="Of an HTTP API: its OpenAPI document, a file or a URL.")
-@click.option("--command", "executable", help="A process of this machine: what is run.")
-@click.option("--arg", "arguments", multiple=True, help="Of the command, in their order.")
+@click.option("--url", help="The server's URL. Default for an HTTP API: as its document says.")
+@click.option("--openapi", help="The OpenAPI document of an HTTP API: a file or a URL.")
+@click.option("--command", "executable", help="The program of a server that runs on this machine.")
+@click.option("--arg", "arguments", multiple=True, help="An argument of the command; repeatable.")
 @click.option(
-    "--unpinned", is_flag=True, help="Though a package or image may be another one tomorrow."
+    "--unpinned", is_flag=True, help="Accept a package or image that may change without notice."
 )
-@click.option("--namespace", help="At /mcp/ORG/PROJECT/NAMESPACE.")
-@click.option("--network", type=NETWORK, default="public", show_default=True)
+@click.option("--namespace", help="Serve it at /mcp/ORG/PROJECT/NAMESPACE.")
+@click.option(
+    "--network",
+    type=NETWORK,
+    default="public",
+    show_default=True,
+    help="The server's network: the internet, a private network, or this machine.",
+)
 @click.option(
     "--credential",
     type=WHOSE,
     default="none",
     show_default=True,
-    help="Whose it is shown; people sign in where it wants that.",
+    help="The owner of the credential that the server gets. Users sign in if it asks for that.",
 )
 @click.option(
     "--era",
     type=ERA,
     default="auto",
     show_default=True,
-    help="The revision in which it is asked. auto: that of each client, where it speaks that.",
+    help="The protocol revision to ask it in. auto: each client's own, if the server speaks it.",
 )
 @click.option(
     "--recheck-s",
     type=click.FloatRange(0, 3600),
     default=1.0,
     show_default=True,
-    help="How long its offer is taken for what it was. 0: it is asked before each call.",
+    help="Seconds for which a list of its tools stays valid. 0: it is asked before each call.",
 )
 @click.argument("name")
 def add(
@@ -89,10 +99,12 @@ def add(
     recheck_s: float,
     **flags: Flags,
 ) -> None:
-    """Add a server to the settings file; a running gateway knows it once it is started anew. What
-    it offers is shown to nobody before `tollgate mcp approve`. For all but those of --org and
-    --project it does not exist. Of a command what it is now is pinned: another one is not
-    started."""
+    """Add a server to the settings file; a running gateway knows it after a restart.
+
+    Nobody sees what it offers before `tollgate mcp approve`. With --org or --project, it does not
+    exist for anybody else. A command is pinned to its present program: a changed one does not
+    start.
+    """
     ways = (url if openapi is None else openapi, executable)
     if ways.count(None) != 1 or ((arguments or unpinned) and executable is None):
         raise click.UsageError("name --url, --openapi, or --command with its --arg")
@@ -192,8 +204,11 @@ def first_server(root: dict[str, Any]) -> str | None:
 @with_settings
 @with_options(ORG, PROJECT, JSON)
 async def doctor(settings: Settings, org: str, project: str, as_json: bool) -> None:
-    """Ask each server what it offers, and say what keeps it from being used: of a process how it
-    ended, too, and the last that it complained of. Ends with 1 where one does not answer."""
+    """Ask each server what it offers, and say what keeps it from being used.
+
+    For a process that ended, also says how, and shows its last complaints. Exits with 1 if a server
+    does not answer.
+    """
     failed = False
     async with connections(settings) as (db, redis):
         org_id = await org_of(db, org, project)
@@ -264,7 +279,7 @@ def in_words(said: dict[str, Any]) -> str:
 @mcp.command("call")
 @with_settings
 @with_options(ORG, PROJECT, KEY)
-@click.option("--address", help="Of the running gateway. Default: as the settings say.")
+@click.option("--address", help="The URL of the running gateway. Default: as the settings say.")
 @click.argument("name")
 @click.argument("tool")
 @click.argument("arguments", default="{}")
@@ -278,8 +293,10 @@ async def call_tool(
     key: str | None,
     address: str | None,
 ) -> None:
-    """Call a server's tool with ARGUMENTS, an object in JSON, by the running gateway: rules, limits
-    and prices are the key's. Ends with 1 where the call or the tool fails."""
+    """Call a server's tool with ARGUMENTS, a JSON object, through the running gateway.
+
+    The rules, limits and prices of the key apply. Exits with 1 if the call or the tool fails.
+    """
     if key is None:
         raise click.UsageError("an API key is needed: --key, or TOLLGATE_API_KEY")
     try:

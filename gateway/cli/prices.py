@@ -34,8 +34,8 @@ MODELS = click.option(
     "models",
     multiple=True,
     metavar="OURS[=THEIRS]",
-    help="Which, and what the source calls it. Default: all that are served, by the names that "
-    "their upstreams have for them.",
+    help="A model, and its name in the source. Default: all models that are served, by the names "
+    "that their upstreams use.",
 )
 
 EXITS = (
@@ -55,8 +55,13 @@ def prices() -> None:
 
 @prices.command("import", epilog=EXITS)
 @with_settings
-@click.option("--from", "source", type=click.Choice(["genai-prices", "litellm"]), required=True)
-@click.option("--valid-from", type=DAY, help="UTC. Default: tomorrow")
+@click.option(
+    *("--from", "source"),
+    type=click.Choice(["genai-prices", "litellm"]),
+    required=True,
+    help="The source of FILE.",
+)
+@click.option("--valid-from", type=DAY, help="The first day of the prices, UTC. Default: tomorrow")
 @MODELS
 @click.argument("file", type=FILE)
 async def import_(
@@ -66,7 +71,7 @@ async def import_(
     models: tuple[str, ...],
     file: Path,
 ) -> None:
-    """Make a draft of what FILE says otherwise than the price book.
+    """Make a draft of the prices in FILE that differ from the price book.
 
     FILE: the data.json of genai-prices, or litellm's model_prices_and_context_window.json.
     """
@@ -107,10 +112,10 @@ async def diff(settings: Settings, draft: Path) -> None:
 
 @prices.command(epilog=EXITS)
 @with_settings
-@click.option("--digest", required=True, help="As `diff` showed it.")
+@click.option("--digest", required=True, help="The digest that `diff` printed.")
 @click.argument("draft", type=FILE)
 async def apply(settings: Settings, draft: Path, digest: str) -> None:
-    """Put DRAFT into HOME/price_books, as it was seen: neither it nor the book may have changed."""
+    """Copy DRAFT into HOME/price_books, if neither it nor the book changed since `diff`."""
     from billing.pricing.price_book import PriceBook
 
     content = draft.read_bytes()
@@ -131,9 +136,9 @@ async def apply(settings: Settings, draft: Path, digest: str) -> None:
 
 @prices.command(epilog=EXITS_OF_CHECK)
 @with_settings
-@click.option("--genai-prices", "genai", type=FILE, help="Its data.json.")
-@click.option("--litellm", type=FILE, help="Its model_prices_and_context_window.json.")
-@click.option("--at", type=DAY, help="UTC. Default: now")
+@click.option("--genai-prices", "genai", type=FILE, help="The data.json of genai-prices.")
+@click.option("--litellm", type=FILE, help="The model_prices_and_context_window.json of litellm.")
+@click.option("--at", type=DAY, help="Compare the prices of this day, UTC. Default: now")
 @MODELS
 async def check(
     settings: Settings,

@@ -36,7 +36,7 @@ def spool() -> None:
 @spool.command("list")
 @with_settings
 @with_options(JSON)
-@click.option("--all", "with_resolved", is_flag=True, help="Those that wait for nobody, too.")
+@click.option("--all", "with_resolved", is_flag=True, help="List records that are settled, too.")
 async def list_(settings: Settings, with_resolved: bool, as_json: bool) -> None:
     """List the quarantined records of this home, and what is known of each."""
     from billing.ingestion.quarantined import describe

@@ -23,7 +23,7 @@ EXIT_UNREADY = 1
 @with_settings
 @JSON
 async def status(settings: Settings, as_json: bool) -> None:
-    """Show how the parts are that requests depend on: spool, databases, engines and upstreams.
+    """Show the health of what requests depend on: spool, databases, engines and upstreams.
 
     With the admin key of credentials.json, what went wrong is shown too. Exit code: 0 ready or
     degraded, 1 not ready or not reachable.

@@ -31,15 +31,19 @@ if TYPE_CHECKING:
 
 ORG_COLUMNS = (("ID", 36), ("CREATED", 10), ("PLAN", 10), ("NAME", 0))
 PROJECT_COLUMNS = (("ID", 37), ("CREATED", 10), ("PLAN", 10), ("ORG", 16), ("NAME", 0))
-NAME = click.option("--name", required=True, help="For people and for `--org` and `--project`.")
+NAME = click.option(
+    "--name", required=True, help="A name for people, and for `--org` and `--project`."
+)
 PLAN = click.option(
     "--plan", help="A [plan.NAME] of the settings, as of the last start. Default: no limits."
 )
 NEW_PLAN = (
     click.option("--plan", help="A [plan.NAME] of the settings, as of the last start."),
-    click.option("--no-plan", is_flag=True, help="No limits of its own."),
+    click.option("--no-plan", is_flag=True, help="Remove its plan: no limits of its own."),
 )
-OF_ORG = click.option("--org", default="default", show_default=True, help="Its organization.")
+OF_ORG = click.option(
+    "--org", default="default", show_default=True, help="Name of the organization."
+)
 
 
 @click.group()
@@ -93,7 +97,9 @@ async def set_org_plan(settings: Settings, name: str, plan: str | None, no_plan:
 
 @orgs.command("set-origins")
 @with_settings
-@click.option("--origin", "origins", multiple=True, help="Such as https://app.example.com.")
+@click.option(
+    "--origin", "origins", multiple=True, help="An origin, such as https://app.example.com."
+)
 @click.argument("name")
 async def set_origins(settings: Settings, name: str, origins: tuple[str, ...]) -> None:
     """Set the web origins from which browsers may call with an organization's keys."""
@@ -138,7 +144,7 @@ async def create_project(
 @projects.command("list")
 @with_settings
 @with_options(JSON)
-@click.option("--org", help="Those of this organization. Default: of all.")
+@click.option("--org", help="List those of this organization. Default: of all.")
 async def list_projects(settings: Settings, org: str | None, as_json: bool) -> None:
     """List the projects, oldest first, by organization."""
     from gateway.tenancy.orgs import find_org
@@ -179,8 +185,8 @@ async def set_project_plan(
 @projects.command("set-models")
 @with_settings
 @with_options(OF_ORG)
-@click.option("--allow", multiple=True, help="These models and no others.")
-@click.option("--deny", multiple=True, help="All models but these. With neither: all.")
+@click.option("--allow", multiple=True, help="Allow this model, and no others than these.")
+@click.option("--deny", multiple=True, help="Deny this model. With neither: all are allowed.")
 @click.argument("name")
 async def set_models(
     settings: Settings, name: str, org: str, allow: tuple[str, ...], deny: tuple[str, ...]

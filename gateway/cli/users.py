@@ -45,13 +45,13 @@ def users() -> None:
 @users.command("create")
 @with_settings
 @with_options(JSON, OF_ORG, EMAIL)
-@click.option("--name", help="For people. Default: the address.")
+@click.option("--name", help="The name that people see. Default: the address.")
 @click.option(
     "--role",
     type=click.Choice(["owner", "admin", "developer", "billing", "reader"]),
     default="owner",
     show_default=True,
-    help="What they may do.",
+    help="The role, which says what the user may do.",
 )
 async def create(
     settings: Settings, org: str, email: str, name: str | None, role: str, as_json: bool

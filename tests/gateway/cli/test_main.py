@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import httpx
 import psutil
 import pytest
@@ -21,6 +22,7 @@ from gateway.cli.main import COLUMNS, tollgate
 from gateway.home import Home, HomeLock
 from gateway.settings.file import SettingsError
 from tests.scratch import make_scratch
+from tests.test_structure import NO_SENTENCE
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = re.compile(r"sk-tg-(admin-)?[0-9A-Za-z]{43}")
@@ -71,7 +73,7 @@ def invoke(environ: dict[str, str], *arguments: str) -> Result:
         (("migrate",), ("--home", "--config", "schema")),
         (("keys",), ("create", "list", "revoke")),
         (("keys", "create"), ("--name", "--project", "--scope", "--plan", "--expires-in-days")),
-        (("keys", "create"), ("none of its own", "organization's plans")),
+        (("keys", "create"), ("no plan of its own", "plans of its project and organization")),
         (("keys", "list"), ("--home", "--json", "oldest first")),
         (("orgs",), ("create", "list", "set-plan", "all keys below an organization together")),
         (("orgs", "create"), ("--name", "--plan", "--json")),
@@ -87,6 +89,24 @@ def test_help_says_what_there_is(arguments: tuple[str, ...], words: tuple[str, .
     assert done.exit_code == 0
     text = " ".join(done.output.split())
     assert [word for word in words if word not in text] == []
+
+
+def test_every_command_and_option_explains_itself() -> None:
+    """Help that opens with "Of this one" or "Whose" can be read by those alone who know it."""
+    texts = list(explained(tollgate, ("tollgate",)))
+    assert len(texts) > 200
+    assert [(what, text) for what, text in texts if not text or NO_SENTENCE.match(text)] == []
+
+
+def explained(command: click.Command, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield each command and option below `command` with its help."""
+    yield " ".join(names), command.help or ""
+    for each in command.params:
+        if isinstance(each, click.Option):
+            yield " ".join((*names, *each.opts)), each.help or ""
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield from explained(below, (*names, name))
 
 
 def test_the_engine_gets_its_arguments_untouched() -> None:
