@@ -13,6 +13,7 @@ with the SDK's tables.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -111,6 +112,7 @@ NOTHING_DECLARED: Mapping[str, Any] = {}
 MAX_URLS = 8
 """URLs that one error may want to be opened."""
 MAX_URL_TEXT = 8_192
+WEB_URL = re.compile(r"https?://[^\x00-\x20\x7f/?#\\]+[^\x00-\x20\x7f\\]*", re.IGNORECASE)
 
 
 def picked(content: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -212,11 +214,19 @@ def wanted_urls(data: Any) -> dict[str, Any] | None:
     for each in urls:
         if any(not is_short_text(each.get(name)) for name in names):
             return None
+        if not is_web_url(each["url"]):
+            return None
     return {"elicitations": [{"mode": "url", **each} for each in urls]}
 
 
 def is_short_text(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= MAX_URL_TEXT
+
+
+def is_web_url(value: Any) -> bool:
+    """True for a URL that a person may be asked to open: of the web, never a script, a file or a
+    program of theirs."""
+    return isinstance(value, str) and len(value) <= MAX_URL_TEXT and bool(WEB_URL.fullmatch(value))
 
 
 # From clients.

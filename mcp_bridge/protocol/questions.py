@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from mcp_bridge.protocol.allowed_fields import picked, with_own_meta
+from mcp_bridge.protocol.allowed_fields import is_web_url, picked, with_own_meta
 from mcp_bridge.protocol.rpc import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -101,6 +101,15 @@ def declares_form(elicitation: dict[str, Any]) -> bool:
 
 
 def elicitation(params: dict[str, Any], capabilities: dict[str, Any]) -> dict[str, Any]:
+    mode = asked_mode(params, capabilities)
+    if mode == URL and not is_web_url(params.get("url")):
+        raise malformed(ELICIT, "url: no http or https URL")
+    return picked(params, ELICIT_FIELDS[mode])
+
+
+def asked_mode(params: dict[str, Any], capabilities: dict[str, Any]) -> str:
+    """Return the mode of an elicitation. Raises: DeclinedQuestion, where the client does not
+    declare it."""
     declared, mode = needed(ELICIT, "elicitation", capabilities), params.get("mode", FORM)
     if mode not in (FORM, URL):
         raise malformed(ELICIT, "mode: neither form nor url")
@@ -108,7 +117,7 @@ def elicitation(params: dict[str, Any], capabilities: dict[str, Any]) -> dict[st
         raise undeclared(ELICIT, "elicitation", FORM)
     if mode == URL and not isinstance(declared.get(URL), dict):
         raise undeclared(ELICIT, "elicitation", URL)
-    return picked(params, ELICIT_FIELDS[mode])
+    return str(mode)
 
 
 def sampling(params: dict[str, Any], capabilities: dict[str, Any]) -> dict[str, Any]:

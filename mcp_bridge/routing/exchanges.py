@@ -39,7 +39,7 @@ from mcp_bridge.protocol.header_schemas import header_schemas_of
 from mcp_bridge.protocol.questions import (
     URL,
     DeclinedQuestion,
-    elicitation,
+    asked_mode,
     from_server_question,
     from_server_questions,
 )
@@ -183,6 +183,8 @@ class ModernExchange:
                     if rpc.is_notification(found):
                         if belongs_to(found, params):
                             yield NotificationEvent(found)
+                        continue
+                    if found.get("id") not in (message["id"], None):
                         continue
                     try:
                         event = self._ended(found)
@@ -366,7 +368,7 @@ class LegacyExchange:
                     error = clean_error(refused)
                     if error.code == URL_NEEDED:
                         try:
-                            elicitation({"mode": URL}, self._capabilities)
+                            asked_mode({"mode": URL}, self._capabilities)
                         except DeclinedQuestion as declined:
                             yield DeclinedEvent(declined.method, declined.reason)
                             raise
