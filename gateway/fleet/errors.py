@@ -5,7 +5,7 @@ FleetError                  code for clients
 │   ├── ReplicaUnauthorised service_unavailable an upstream refuses this gateway, not the request
 │   ├── ReplicaDied         service_unavailable it was lost before its first event
 │   └── ReplicaOverloaded   overloaded          its bounded queue is full
-│       └── NoPlace         overloaded          it did not get its turn, or not in time
+│       └── NoSlot          overloaded          it did not get its turn, or not in time
 ├── UpstreamRefused         its own             an upstream's 4xx, for the client to read
 ├── DeadlinePassed          deadline_exceeded   the client's own time for it is over
 └── ReplicaLost             none                after the first event; usage so far stands
@@ -48,8 +48,9 @@ class ReplicaOverloaded(ReplicaUnavailable):
     public_message = "The model is overloaded; try again shortly."
 
 
-class NoPlace(ReplicaOverloaded):
-    """Says nothing against the replica, and another one would come no sooner."""
+class NoSlot(ReplicaOverloaded):
+    """Says that a request got no slot, or not in time. Nothing is wrong with the replica, and
+    another one would serve it no sooner."""
 
 
 class UpstreamRefused(FleetError):

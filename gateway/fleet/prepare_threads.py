@@ -51,25 +51,25 @@ class PrepareThreads:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> R:
-        """Run `work(*args)`, elsewhere if `size_chars` is large, in its turn. Raises NoPlace, and
+        """Run `work(*args)`, elsewhere if `size_chars` is large, in its turn. Raises NoSlot, and
         what `work` raises."""
         if size_chars <= INLINE_CHARS:
             return work(*args, **kwargs)
-        place = self._room.join(priority, size_chars)
+        ticket = self._room.join(priority, size_chars)
         try:
-            await place.served.wait()
+            await ticket.served.wait()
         except asyncio.CancelledError:
-            self._room.leave(place)
+            self._room.leave(ticket)
             raise
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._executor, lambda: work(*args, **kwargs))
 
         def done(future: asyncio.Future[R]) -> None:
-            self._room.leave(place)
+            self._room.leave(ticket)
             if not future.cancelled():
                 future.exception()  # seen here, should nobody wait for it any more
 
-        # The place is taken until the thread is free again, also when the one who waits has left.
+        # The slot is taken until the thread is free again, also when the one who waits has left.
         future.add_done_callback(done)
         return await asyncio.shield(future)
 

@@ -62,7 +62,7 @@ class Replica(Protocol):
     ) -> PreparedRequest:
         """Translate and count, off the event loop and in its turn where it is heavy.
 
-        Raises: BadField (names the field), ContextTooLong, NoPlace.
+        Raises: BadField (names the field), ContextTooLong, NoSlot.
         """
         ...
 
@@ -70,7 +70,7 @@ class Replica(Protocol):
         """Count the tokens of its prompt, exact or estimated as those of `prepare`, be they more
         than fit.
 
-        Raises: BadField, NoPlace.
+        Raises: BadField, NoSlot.
         """
         ...
 
@@ -126,11 +126,11 @@ class TokenizingReplica(Protocol):
     """A replica whose tokenizer is here."""
 
     async def tokenize(self, asked: ToTokenize, priority: Priority) -> InTokens:
-        """Raises: BadField, ContextTooLong, NoPlace, ReplicaUnavailable."""
+        """Raises: BadField, ContextTooLong, NoSlot, ReplicaUnavailable."""
         ...
 
     async def detokenize(self, token_ids: WrittenIds, priority: Priority) -> str:
-        """Raises: BadField, NoPlace, ReplicaUnavailable."""
+        """Raises: BadField, NoSlot, ReplicaUnavailable."""
         ...
 
     def describe_tokenizer(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class LocatingReplica(Protocol):
         self, prepared: PreparedRequest, position: int, priority: Priority
     ) -> MessagePlace | None:
         """Find the message in which a token of the prompt lies, when nobody waits for anything.
-        None: there is none, or it cannot be told. Raises: BadField, NoPlace."""
+        None: there is none, or it cannot be told. Raises: BadField, NoSlot."""
         ...
 
 

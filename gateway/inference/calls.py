@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from billing.events import Attempt, Quantities, Tags, UsageEvent
-from gateway.fleet.errors import NoPlace
+from gateway.fleet.errors import NoSlot
 from gateway.fleet.router import Route
 from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.generation_events import MeteredUsage
@@ -106,11 +106,11 @@ class GenerationCall(msgspec.Struct, frozen=True, kw_only=True):
         """Return its priority with what is left until its deadline: preparing it and waiting for
         its limits took some.
 
-        Raises: NoPlace.
+        Raises: NoSlot.
         """
         priority = self.priority.after(time.monotonic() - self.begun_at)
         if priority.deadline_s is not None and priority.deadline_s <= 0:
-            raise NoPlace("its deadline passed before anybody was asked")
+            raise NoSlot("its deadline passed before anybody was asked")
         return priority
 
 

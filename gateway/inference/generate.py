@@ -18,7 +18,7 @@ import msgspec
 from billing.events import Attempt
 from gateway.fleet.errors import (
     DeadlinePassed,
-    NoPlace,
+    NoSlot,
     ReplicaDied,
     ReplicaLost,
     ReplicaOverloaded,
@@ -195,7 +195,7 @@ async def attempt_in_order(
             ).run()
         except ReplicaUnavailable as error:
             outcome = Outcome(failure=error)
-        if isinstance(outcome.failure, NoPlace):
+        if isinstance(outcome.failure, NoSlot):
             break
         turned_away = isinstance(outcome.failure, ReplicaUnavailable) and outcome.usage is None
         if not turned_away and not delivery.abandoned:

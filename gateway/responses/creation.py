@@ -116,7 +116,7 @@ async def count_input(
     services: GenerationServices, responses: Responses, principal: Principal, body: bytes
 ) -> int:
     """Count the tokens of what would be asked, with what it continues. Raises: BadField, NotFound,
-    NoPlace."""
+    NoSlot."""
     principal.check_served()
     route = services.fleet.resolve(peek(body).model, principal)
     request, _, _ = await read_known(body, read_response, route)

@@ -65,7 +65,7 @@ class PlainJobs:
         status: ReplicaStatus,
         priority: Priority,
     ) -> PreparedRequest:
-        """Raises: BadField, ContextTooLong, NoPlace."""
+        """Raises: BadField, ContextTooLong, NoSlot."""
         asked = prompt.max_tokens
         assert asked is not None, "who names none is given the default"
         check_token_ids(prompt, status.vocab_size)
@@ -112,7 +112,7 @@ class PlainJobs:
         status: ReplicaStatus,
         priority: Priority,
     ) -> PreparedRequest:
-        """Raises: BadField, ContextTooLong, NoPlace."""
+        """Raises: BadField, ContextTooLong, NoSlot."""
         check_dimensions(prompt.dimensions, status.embedding_size)
         found = await self.encoded(prompt.prompts, "input", status, priority, room=0)
         num_tokens = sum(map(len, found))
@@ -135,7 +135,7 @@ class PlainJobs:
         )
 
     async def tokenized(self, asked: ToTokenize, priority: Priority) -> list[int]:
-        """Raises: BadField, NoPlace."""
+        """Raises: BadField, NoSlot."""
         text = asked.text
         assert text is not None, "a conversation"
         run = self._threads.run
@@ -146,7 +146,7 @@ class PlainJobs:
     async def detokenized(
         self, written: WrittenIds, status: ReplicaStatus, priority: Priority
     ) -> str:
-        """Raises: BadField, ContextTooLong, NoPlace."""
+        """Raises: BadField, ContextTooLong, NoSlot."""
         check_length(len(written), 0, written.param, max(status.max_model_len, MAX_DETOKENIZED))
 
         def decode() -> str:
@@ -165,7 +165,7 @@ class PlainJobs:
     ) -> list[list[int]]:
         """Return the token ids of each; each leaves `room` in the context.
 
-        Raises: BadField, ContextTooLong, NoPlace.
+        Raises: BadField, ContextTooLong, NoSlot.
         """
         for prompt in prompts:
             self._refuse_the_hopeless(prompt, field, status.max_model_len)

@@ -44,7 +44,7 @@ from gateway.fleet.engine.plain_jobs import PlainJobs
 from gateway.fleet.engine.prefix_memory import PrefixMemory
 from gateway.fleet.errors import (
     FleetError,
-    NoPlace,
+    NoSlot,
     ReplicaDied,
     ReplicaLost,
     ReplicaOverloaded,
@@ -382,7 +382,7 @@ class EngineReplica:
     ) -> BadField | FleetError:
         match error:
             case DeadlineExceeded():
-                return NoPlace(f"{self.name}: {error.message}")
+                return NoSlot(f"{self.name}: {error.message}")
             case EngineOverloaded():
                 return ReplicaOverloaded(f"{self.name}: {error.message}")
             case ContextLengthExceeded():

@@ -37,7 +37,7 @@ from foundation.sse import END, Event, EventParser, EventTooLarge
 from gateway.fleet.contact import Contact
 from gateway.fleet.errors import (
     FleetError,
-    NoPlace,
+    NoSlot,
     ReplicaLost,
     ReplicaOverloaded,
     ReplicaUnauthorised,
@@ -54,7 +54,7 @@ from gateway.fleet.upstream.errors import HIDDEN, to_fleet_error
 from gateway.fleet.upstream.input_estimate import Encode
 from gateway.fleet.upstream.meter import BrokenAnswer, UpstreamMeter
 from gateway.fleet.upstream.stream_bound import IDLE_TIMEOUT_S, StreamBound
-from gateway.fleet.waiting_room import MAX_WAIT_S, Place, WaitingRoom
+from gateway.fleet.waiting_room import MAX_WAIT_S, QueueTicket, WaitingRoom
 from gateway.generate_request import GenerateRequest, MaxTokensField, PlainForward, bounded_to
 from gateway.generation_events import MeteredUsage, RawChunk, RawRun, ReplicaEvent
 from gateway.lanes import Priority
@@ -271,12 +271,12 @@ class UpstreamReplica:
     async def _in_turn(
         self, run: Answer, room: WaitingRoom, priority: Priority, attempt: UpstreamAttempt
     ) -> AsyncGenerator[ReplicaEvent, None]:
-        """Raises NoPlace, and what `run` raises."""
-        place = room.join(priority, attempt.prepared.input_tokens)
+        """Raises NoSlot, and what `run` raises."""
+        ticket = room.join(priority, attempt.prepared.input_tokens)
         self._attempts[attempt.id] = attempt
         try:
-            if not place.served.is_set():
-                await self._wait(room, place, attempt)
+            if not ticket.served.is_set():
+                await self._wait(room, ticket, attempt)
             waited_s: float | None = attempt.elapsed_s
             attempt.restart()
             async with aclosing(run(attempt)) as events:
@@ -285,27 +285,27 @@ class UpstreamReplica:
                         event = msgspec.structs.replace(event, queue_time_s=waited_s)
                         waited_s = None
                         if not event.finished:
-                            room.began(place)
+                            room.began(ticket)
                     if event.usage is not None:
-                        room.used(place, event.usage)
+                        room.used(ticket, event.usage)
                     yield event
         except UpstreamAborted:
             yield ReplicaEvent(finished=True)
         finally:
             self._let_go(attempt)
-            room.leave(place)
+            room.leave(ticket)
 
-    async def _wait(self, room: WaitingRoom, place: Place, attempt: UpstreamAttempt) -> None:
-        deadline_s = place.priority.deadline_s
+    async def _wait(self, room: WaitingRoom, ticket: QueueTicket, attempt: UpstreamAttempt) -> None:
+        deadline_s = ticket.priority.deadline_s
         longest_s = MAX_WAIT_S if deadline_s is None else min(deadline_s, MAX_WAIT_S)
         try:
             async with attempt.waiting(longest_s):
-                await place.served.wait()
+                await ticket.served.wait()
         except TimeoutError:
-            if place.served.is_set():  # in the same moment
+            if ticket.served.is_set():  # in the same moment
                 return
-            raise NoPlace(
-                f"{self.name}: no place came free in {longest_s:.3f} s",
+            raise NoSlot(
+                f"{self.name}: no slot came free in {longest_s:.3f} s",
                 retry_after_s=room.retry_after_s(),
             ) from None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Route
-from gateway.fleet.slots import SharedPlaces
+from gateway.fleet.slots import SharedSlots
 from gateway.fleet.upstream.claim_breaker import ClaimBreaker
 from gateway.fleet.upstream.input_estimate import Encode
 from gateway.fleet.upstream.replica import UpstreamReplica
@@ -52,8 +52,8 @@ def room_before(model: ModelConfig, position: int, settings: Settings) -> Waitin
     share = replica.max_concurrency // settings.workers
     twins = [each for each in model.replicas[:position] if each.account == replica.account]
     path = Home(settings.home).places_of(model.name, *replica.account, len(twins))
-    places = SharedPlaces(path, replica.max_concurrency, share=share)
-    return WaitingRoom(share, places=places)
+    slots = SharedSlots(path, replica.max_concurrency, share=share)
+    return WaitingRoom(share, slots=slots)
 
 
 def load_encode(path: Path) -> Encode:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.protocol import Lane
-from gateway.fleet.errors import NoPlace
+from gateway.fleet.errors import NoSlot
 from gateway.fleet.prepare_threads import AHEAD, INLINE_CHARS, PrepareThreads
 from gateway.lanes import Priority
 from tests.budget import examples
@@ -102,7 +102,7 @@ async def test_a_flood_is_refused_before_the_queue_is_full_and_others_are_not() 
     async def ask(priority: Priority) -> None:
         try:
             await threads.run(priority, LONG, str)
-        except NoPlace:
+        except NoSlot:
             ended[f"{priority.tenant} refused"] += 1
         else:
             ended[priority.tenant] += 1
@@ -118,7 +118,7 @@ async def test_a_flood_is_refused_before_the_queue_is_full_and_others_are_not() 
     assert ended == {"flood": 1 + AHEAD + 6, "flood refused": 12 - AHEAD + 1, "b": 2}
 
 
-async def test_what_is_short_is_done_at_once_and_what_was_begun_keeps_its_place() -> None:
+async def test_what_is_short_is_done_at_once_and_what_was_begun_keeps_its_slot() -> None:
     threads = PrepareThreads(max_threads=1, max_queued=1)
     go_on, here = threading.Event(), threading.get_ident
     priority = Priority(tenant="a")
@@ -127,9 +127,9 @@ async def test_what_is_short_is_done_at_once_and_what_was_begun_keeps_its_place(
         first = asyncio.create_task(threads.run(priority, LONG, go_on.wait, 5))
         second, third = (asyncio.create_task(threads.run(priority, LONG, here)) for _ in "ab")
         await settle()
-        with pytest.raises(NoPlace):
+        with pytest.raises(NoSlot):
             await threads.run(priority, LONG, here)
-        second.cancel()  # who waits may leave; the place is taken until the work is done
+        second.cancel()  # who waits may leave; the slot is taken until the work is done
         await settle()
         assert threads._room.num_served["interactive"] == 1 + AHEAD
         third.cancel()

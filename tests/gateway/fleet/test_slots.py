@@ -1,4 +1,4 @@
-"""Places that processes of one home share: never more than there are, whoever dies; lent while
+"""Slots that processes of one home share: never more than there are, whoever dies; lent while
 their owner is idle, and its own again as soon as others' requests end."""
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from pathlib import Path
 
 import pytest
 
-from gateway.fleet import slots as places_module
-from gateway.fleet.slots import LOG_EVERY_S, MAX_LOOK, REST_S, SharedPlaces
+from gateway.fleet import slots as slots_module
+from gateway.fleet.slots import LOG_EVERY_S, MAX_LOOK, REST_S, SharedSlots
 from gateway.fleet.upstream.routes import room_before
-from gateway.fleet.waiting_room import Place, WaitingRoom
+from gateway.fleet.waiting_room import QueueTicket, WaitingRoom
 from gateway.lanes import Priority
 from gateway.settings.load import Settings, load
 
 OTHER = """
 import sys
 from pathlib import Path
-from gateway.fleet.slots import SharedPlaces
-places = SharedPlaces(Path(sys.argv[1]), int(sys.argv[2]), share=int(sys.argv[3]), clock=lambda: 0)
+from gateway.fleet.slots import SharedSlots
+slots = SharedSlots(Path(sys.argv[1]), int(sys.argv[2]), share=int(sys.argv[3]), clock=lambda: 0)
 taken = []
 for line in sys.stdin:
     if line.strip() == "take":
-        place = places.take()
-        print(-1 if place is None else place, flush=True)
-        taken += [] if place is None else [place]
+        slot = slots.take()
+        print(-1 if slot is None else slot, flush=True)
+        taken += [] if slot is None else [slot]
     else:
-        places.give_back(taken.pop())
+        slots.give_back(taken.pop())
         print("back", flush=True)
 """
 
@@ -64,20 +64,20 @@ class Other:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[Other]:
-    """Start another of two processes that share ten places."""
-    started = Other(tmp_path / "places", 10, 5)
+    """Start another of two processes that share ten slots."""
+    started = Other(tmp_path / "slots", 10, 5)
     yield started
     started.kill()
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Iterator[SharedPlaces]:
-    opened = SharedPlaces(tmp_path / "places", 10, share=5)
+def mine(tmp_path: Path) -> Iterator[SharedSlots]:
+    opened = SharedSlots(tmp_path / "slots", 10, share=5)
     yield opened
     opened.close()
 
 
-def test_never_more_than_there_are_and_all_of_the_dead(mine: SharedPlaces, other: Other) -> None:
+def test_never_more_than_there_are_and_all_of_the_dead(mine: SharedSlots, other: Other) -> None:
     theirs = [other.take() for _ in range(7)]
     taken = [mine.take() for _ in range(4)]
     assert taken[3] is None and not mine.is_any_free()
@@ -89,11 +89,11 @@ def test_never_more_than_there_are_and_all_of_the_dead(mine: SharedPlaces, other
 
 
 def test_what_is_beyond_its_share_a_process_leaves_to_the_others_first(
-    mine: SharedPlaces, other: Other
+    mine: SharedSlots, other: Other
 ) -> None:
     assert [other.take() for _ in range(8)].count(-1) == 0, "lent, while nobody else is there"
     assert [mine.take() is None for _ in range(3)] == [False, False, True]
-    for _ in range(3):  # as one of its requests ends, the next does not have its place
+    for _ in range(3):  # as one of its requests ends, the next does not have its slot
         assert other.says("give back") == "back" and other.take() == -1
         assert mine.take() is not None
     assert other.says("give back") == "back" and other.take() >= 0, "its share is its own"
@@ -101,29 +101,29 @@ def test_what_is_beyond_its_share_a_process_leaves_to_the_others_first(
 
 
 async def test_who_waits_is_served_when_another_gives_back(tmp_path: Path, other: Other) -> None:
-    places = SharedPlaces(tmp_path / "places", 10, share=5)
-    room = WaitingRoom(5, places=places)
+    slots = SharedSlots(tmp_path / "slots", 10, share=5)
+    room = WaitingRoom(5, slots=slots)
     for _ in range(10):
         other.take()
     assert room.backlog > 0
-    came: list[Place] = [room.join(Priority(tenant="a"), 10) for _ in range(2)]
+    came: list[QueueTicket] = [room.join(Priority(tenant="a"), 10) for _ in range(2)]
     assert not came[0].served.is_set()
     other.says("give back")
     await asyncio.wait_for(came[0].served.wait(), 30)
     assert not came[1].served.is_set() and room.num_waiting["interactive"] == 1
-    room.leave(came[0])  # a place of its share, so the next one of its own has it at once
+    room.leave(came[0])  # a slot of its share, so the next one of its own has it at once
     assert came[1].served.is_set()
     room.leave(came[1])
     room.check_integrity()
     assert room.backlog == 0.0
     room.close()
-    assert places.take() is None
+    assert slots.take() is None
 
 
-def test_of_many_places_each_is_seen_at_once_and_those_of_the_dead_soon(tmp_path: Path) -> None:
+def test_of_many_slots_each_is_seen_at_once_and_those_of_the_dead_soon(tmp_path: Path) -> None:
     """So whoever looks while the lender rests finds what it gave back, wherever it is."""
-    other = Other(tmp_path / "places", 512, 256)
-    mine = SharedPlaces(tmp_path / "places", 512, share=256)
+    other = Other(tmp_path / "slots", 512, 256)
+    mine = SharedSlots(tmp_path / "slots", 512, share=256)
     try:
         assert {other.take() for _ in range(512)} == set(range(512))
         for _ in range(100):
@@ -139,8 +139,8 @@ def test_of_many_places_each_is_seen_at_once_and_those_of_the_dead_soon(tmp_path
 
 
 def test_what_died_before_is_free_after_all(tmp_path: Path) -> None:
-    (tmp_path / "places").write_bytes(b"\x01" * 512)
-    mine = SharedPlaces(tmp_path / "places", 512, share=256)
+    (tmp_path / "slots").write_bytes(b"\x01" * 512)
+    mine = SharedSlots(tmp_path / "slots", 512, share=256)
     assert mine.is_any_free() and mine.num_taken == 0
     assert {mine.take() for _ in range(512)} == set(range(512))
     mine.close()
@@ -149,8 +149,8 @@ def test_what_died_before_is_free_after_all(tmp_path: Path) -> None:
 def test_who_rests_has_no_full_room(tmp_path: Path, other: Other) -> None:
     """A prediction that says full would refuse what is served REST_S later at the latest."""
     now = [0.0]
-    mine = SharedPlaces(tmp_path / "places", 10, share=5, clock=lambda: now[0])
-    room = WaitingRoom(5, places=mine, clock=lambda: now[0])
+    mine = SharedSlots(tmp_path / "slots", 10, share=5, clock=lambda: now[0])
+    room = WaitingRoom(5, slots=mine, clock=lambda: now[0])
     taken = [mine.take() for _ in range(6)]
     mine.give_back(taken[0] or 0)
     assert mine.take() is None and room.backlog == 0.0 and room.predicted_ttft_s(Priority()) == 0.0
@@ -163,38 +163,38 @@ def test_who_rests_has_no_full_room(tmp_path: Path, other: Other) -> None:
 
 
 def test_what_the_kernel_refuses_waits(
-    mine: SharedPlaces,
+    mine: SharedSlots,
     other: Other,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(mine, "_clock", lambda: now[0])
-    place = mine.take()
-    assert place is not None
+    slot = mine.take()
+    assert slot is not None
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, places_module.__name__):
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, slots_module.__name__):
         patch.setattr(fcntl, "lockf", refuse)
         assert mine.take() is None
-        mine.give_back(place)
+        mine.give_back(slot)
         assert len(caplog.records) == 1 and "No locks available" in caplog.text
         now[0] += LOG_EVERY_S
         assert mine.take() is None
         assert len(caplog.records) == 2
     assert mine.num_taken == 0
     assert [other.take() for _ in range(10)].count(-1) == 1, "that one is still locked"
-    assert mine.take() == place
-    mine.give_back(place)
-    assert other.take() == place
+    assert mine.take() == slot
+    mine.give_back(slot)
+    assert other.take() == slot
 
 
 async def test_a_request_outlives_a_kernel_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = WaitingRoom(2, places=SharedPlaces(tmp_path / "places", 2, share=2))
+    room = WaitingRoom(2, slots=SharedSlots(tmp_path / "slots", 2, share=2))
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
@@ -210,13 +210,13 @@ async def test_a_request_outlives_a_kernel_without_locks(
 
 
 def test_what_was_closed_takes_nothing_back(tmp_path: Path) -> None:
-    places = SharedPlaces(tmp_path / "places", 2, share=1)
-    place = places.take()
-    assert place is not None
-    places.close()
-    places.give_back(place)
-    places.close()
-    again = SharedPlaces(tmp_path / "places", 2, share=1)
+    slots = SharedSlots(tmp_path / "slots", 2, share=1)
+    slot = slots.take()
+    assert slot is not None
+    slots.close()
+    slots.give_back(slot)
+    slots.close()
+    again = SharedSlots(tmp_path / "slots", 2, share=1)
     assert {again.take(), again.take()} == {0, 1}
     again.close()
 
@@ -235,7 +235,7 @@ def test_each_worker_has_a_part_and_all_of_them_what_there_is(tmp_path: Path) ->
     settings = settings_of(tmp_path, "workers = 4\n" + UP + upstream)
     room = room_before(settings.models[0], 0, settings)
     assert room is not None and room.max_concurrency == 2
-    assert len({room._places.take() for _ in range(10)} - {None}) == 10, "none is lost"
+    assert len({room._slots.take() for _ in range(10)} - {None}) == 10, "none is lost"
     room.close()
 
 
@@ -248,15 +248,15 @@ def test_one_worker_and_the_one_that_replaces_it_keep_the_bound(tmp_path: Path) 
     old = Other(path, 10, 10)
     try:
         assert [old.take() for _ in range(7)].count(-1) == 0
-        assert [room._places.take() for _ in range(4)].count(None) == 1
+        assert [room._slots.take() for _ in range(4)].count(None) == 1
         old.says("give back")
-        assert room._places.take() is not None and old.take() == -1
+        assert room._slots.take() is not None and old.take() == -1
     finally:
         old.kill()
         room.close()
 
 
-def test_an_upstream_has_its_places_wherever_it_is_written(tmp_path: Path) -> None:
+def test_an_upstream_has_its_slots_wherever_it_is_written(tmp_path: Path) -> None:
     def replica(port: int, more: str = "") -> str:
         return (
             f'[[model.replica]]\nupstream = "http://127.0.0.1:{port}/v1"\n'

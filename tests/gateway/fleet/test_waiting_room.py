@@ -1,4 +1,4 @@
-"""Requests wait for an upstream's places: never with one free, never more served than there are,
+"""Requests wait for an upstream's slots: never with one free, never more served than there are,
 and whatever comes and goes leaves nothing behind."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.fairness import LANE_WEIGHTS
 from engine.protocol import Lane
-from gateway.fleet.errors import NoPlace
-from gateway.fleet.waiting_room import Place, WaitingRoom
+from gateway.fleet.errors import NoSlot
+from gateway.fleet.waiting_room import QueueTicket, WaitingRoom
 from gateway.generation_events import MeteredUsage
 from gateway.lanes import Priority
 from tests.budget import examples
@@ -28,7 +28,7 @@ class Clock:
         return self.now
 
 
-def joined(room: WaitingRoom, lane: Lane, tenant: str = "a", **changes: Any) -> Place:
+def joined(room: WaitingRoom, lane: Lane, tenant: str = "a", **changes: Any) -> QueueTicket:
     return room.join(Priority(lane=lane, tenant=tenant, **changes), 10)
 
 
@@ -41,7 +41,7 @@ class RoomMachine(RuleBasedStateMachine):
     def open(self, max_concurrency: int) -> None:
         self.clock = Clock()
         self.room = WaitingRoom(max_concurrency, clock=self.clock)
-        self.here: list[Place] = []
+        self.here: list[QueueTicket] = []
 
     @rule(
         lane=st.sampled_from(LANES),
@@ -52,44 +52,44 @@ class RoomMachine(RuleBasedStateMachine):
     def come(self, lane: Lane, tenant: str, weight: float, tokens: int) -> None:
         priority = Priority(lane=lane, tenant=tenant, weight=weight)
         predicted, is_free = self.room.predicted_ttft_s(priority), self.room.backlog == 0.0
-        place = self.room.join(priority, tokens)
-        assert place.served.is_set() == is_free, "at once, and only then"
+        ticket = self.room.join(priority, tokens)
+        assert ticket.served.is_set() == is_free, "at once, and only then"
         assert predicted is None or predicted >= 0.0
-        self.here.append(place)
+        self.here.append(ticket)
 
     @precondition(lambda self: self.here)
     @rule(data=st.data(), output=st.integers(0, 100), took_s=st.floats(0, 10))
     def leave(self, data: st.DataObject, output: int, took_s: float) -> None:
         """One that is served, or waits no longer."""
         self.clock.now += took_s
-        place = self.here.pop(data.draw(st.integers(0, len(self.here) - 1)))
-        if place.served.is_set():
-            self.room.began(place)
-            self.room.used(place, used(output))
-        self.room.leave(place)
+        ticket = self.here.pop(data.draw(st.integers(0, len(self.here) - 1)))
+        if ticket.served.is_set():
+            self.room.began(ticket)
+            self.room.used(ticket, used(output))
+        self.room.leave(ticket)
 
     @invariant()
     def is_whole(self) -> None:
         if not hasattr(self, "room"):
             return
         self.room.check_integrity()
-        served = [place for place in self.here if place.served.is_set()]
+        served = [ticket for ticket in self.here if ticket.served.is_set()]
         assert len(served) == min(len(self.here), self.room.max_concurrency)
         for lane in LANES:
-            of_lane = [place for place in self.here if place.priority.lane == lane]
-            assert self.room.num_served[lane] == sum(place in served for place in of_lane)
-            assert self.room.num_waiting[lane] == sum(place not in served for place in of_lane)
+            of_lane = [ticket for ticket in self.here if ticket.priority.lane == lane]
+            assert self.room.num_served[lane] == sum(ticket in served for ticket in of_lane)
+            assert self.room.num_waiting[lane] == sum(ticket not in served for ticket in of_lane)
             for tenant in "abc":
                 mine = [
-                    place.served.is_set() for place in of_lane if place.priority.tenant == tenant
+                    ticket.served.is_set() for ticket in of_lane if ticket.priority.tenant == tenant
                 ]
                 assert mine == sorted(mine, reverse=True), "of one tenant in the order they came"
 
     def teardown(self) -> None:
         if not hasattr(self, "room"):
             return
-        for place in self.here[::-1]:
-            self.room.leave(place)
+        for ticket in self.here[::-1]:
+            self.room.leave(ticket)
         self.room.check_integrity()
         assert self.room.backlog == 0.0
         accounts = [*self.room._share._lanes.accounts.values()]
@@ -104,11 +104,13 @@ TestRoomMachine.settings = settings(
 )
 
 
-def serve_next(room: WaitingRoom, served: Place, waiting: list[Place], output: int = 0) -> Place:
+def serve_next(
+    room: WaitingRoom, served: QueueTicket, waiting: list[QueueTicket], output: int = 0
+) -> QueueTicket:
     """Let `served` leave, and return the one that is served next."""
     room.used(served, used(output))
     room.leave(served)
-    (after,) = [place for place in waiting if place.served.is_set()]
+    (after,) = [ticket for ticket in waiting if ticket.served.is_set()]
     waiting.remove(after)
     return after
 
@@ -142,13 +144,13 @@ def test_output_is_charged_as_it_comes() -> None:
 def test_a_tenant_that_floods_a_lane_leaves_room_in_it() -> None:
     room = WaitingRoom(1, max_waiting=100)
     joined(room, "batch", "busy")
-    with pytest.raises(NoPlace):
+    with pytest.raises(NoSlot):
         for _ in range(100):
             joined(room, "batch", "busy")
     assert room.num_waiting["batch"] == 75
     for _ in range(10):
         joined(room, "batch", "other")
-    with pytest.raises(NoPlace):
+    with pytest.raises(NoSlot):
         joined(room, "batch", "busy")
     joined(room, "interactive", "busy")
     room.check_integrity()
@@ -162,9 +164,9 @@ def test_a_full_lane_takes_nobody_and_others_do() -> None:
     room.leave(first)
     for _ in range(4):
         joined(room, "batch")
-    with pytest.raises(NoPlace) as refused:
+    with pytest.raises(NoSlot) as refused:
         joined(room, "batch", "b")
-    assert refused.value.retry_after_s == pytest.approx(7.0), "as long as a place is taken, lately"
+    assert refused.value.retry_after_s == pytest.approx(7.0), "as long as a slot is taken, lately"
     joined(room, "agentic")
     room.check_integrity()
 
@@ -176,9 +178,9 @@ def test_the_wait_is_predicted_from_what_waits_and_its_weights() -> None:
     assert room.predicted_ttft_s(priority) == 0.0
     first = joined(room, "interactive")
     clock.now = 4.0
-    room.leave(first)  # a place is taken for 4 s
+    room.leave(first)  # a slot is taken for 4 s
     batch = [joined(room, "batch", "b") for _ in range(2)]
-    assert room.predicted_ttft_s(priority) == pytest.approx(2.0), "the next of two places"
+    assert room.predicted_ttft_s(priority) == pytest.approx(2.0), "the next of two slots"
     batch += [joined(room, "batch", "b") for _ in range(64)]
     assert room.predicted_ttft_s(priority) == pytest.approx((1 + 1 / 16) * 2.0)
     behind = Priority(lane="batch", tenant="b")
@@ -187,8 +189,8 @@ def test_the_wait_is_predicted_from_what_waits_and_its_weights() -> None:
     assert room.predicted_ttft_s(other) == pytest.approx(2 * 2.0), "one of each in turn"
     heavy = Priority(lane="batch", tenant="c", weight=2.0)
     assert room.predicted_ttft_s(heavy) == pytest.approx(1.5 * 2.0)
-    for place in batch:
-        room.leave(place)
+    for ticket in batch:
+        room.leave(ticket)
     assert room.predicted_ttft_s(priority) == 0.0
 
 

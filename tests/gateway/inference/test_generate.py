@@ -22,7 +22,7 @@ from billing.spool.spool import Spool
 from foundation.tasks import TaskSet
 from gateway.fleet.errors import (
     DeadlinePassed,
-    NoPlace,
+    NoSlot,
     ReplicaLost,
     ReplicaOverloaded,
     ReplicaUnavailable,
@@ -294,9 +294,9 @@ async def test_who_leaves_while_a_replica_is_dead_is_not_billed(open_office) -> 
 async def test_who_found_no_place_says_nothing_against_the_replica_and_tries_no_other(
     open_office,
 ) -> None:
-    full, spare = ScriptedReplica("full", refuses=NoPlace("full")), ScriptedReplica("spare")
+    full, spare = ScriptedReplica("full", refuses=NoSlot("full")), ScriptedReplica("spare")
     office = open_office(full, spare)
-    with pytest.raises(NoPlace):
+    with pytest.raises(NoSlot):
         await read(office.begin())
     await office.settled()
     assert spare.attempts == [] and office.services.spool._open == {}
@@ -322,7 +322,7 @@ async def test_after_the_first_byte_there_is_no_other_replica(open_office) -> No
     "error",
     [
         ReplicaUnavailable("down"),
-        NoPlace("its deadline passed while it waited"),
+        NoSlot("its deadline passed while it waited"),
         UpstreamRefused("no", status=400, error_type="invalid_request_error", error_code=None),
         RuntimeError("a bug"),
     ],
@@ -494,7 +494,7 @@ async def test_a_replica_hears_what_is_left_of_the_deadline(open_office) -> None
 async def test_a_lanes_deadline_that_passes_while_it_is_prepared_asks_nobody(open_office) -> None:
     replica = SlowlyPrepared()
     office = open_office(replica)
-    with pytest.raises(NoPlace):
+    with pytest.raises(NoSlot):
         await read(office.begin(priority=Priority(deadline_s=replica.PREPARE_S / 2)))
     await office.settled()
     assert replica.priorities == [] and await office.billed() == []

@@ -23,7 +23,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from foundation.tasks import TaskSet
 from gateway.fleet.engine.replica import EngineReplica
-from gateway.fleet.errors import NoPlace
+from gateway.fleet.errors import NoSlot
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
 from gateway.inference import delivery as delivery_module
@@ -111,7 +111,7 @@ async def leave_somewhere(delivery: Delivery, rng: random.Random) -> str:
         elif how == "stalls":
             while not (delivery.abandoned or delivery._ended):
                 await asyncio.sleep(STALLED_S / 4)
-    except (RateLimited, NoPlace) as error:
+    except (RateLimited, NoSlot) as error:
         return type(error).__name__
     finally:
         delivery.abandon()
@@ -167,7 +167,7 @@ async def test_whoever_leaves_leaves_nothing_behind(
 
     assert sum(outcomes.values()) == NUM_REQUESTS
     wanted = {"at once", "some time", "some chunks", "stays", "stalls"}
-    wanted |= {"RateLimited", "NoPlace"}
+    wanted |= {"RateLimited", "NoSlot"}
     assert min(outcomes[each] for each in wanted) > NUM_REQUESTS // 500, outcomes
     assert engine.num_pauses > NUM_REQUESTS // 50
     assert services.fleet._failures == {}, "who came too late says nothing against the engine"

@@ -13,7 +13,7 @@ import pytest
 
 from engine.fairness import LANE_WEIGHTS
 from engine.protocol import Lane
-from gateway.fleet.errors import NoPlace, ReplicaUnavailable
+from gateway.fleet.errors import NoSlot, ReplicaUnavailable
 from gateway.fleet.router import Fleet, Route
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.fleet.waiting_room import WaitingRoom
@@ -109,7 +109,7 @@ async def test_a_deadline_that_passes_while_it_waits_asks_nobody(
     gate = upstream.script = Gate()
     first = asyncio.create_task(ask(replica, chat(stream=True), "first", Priority()))
     await until(lambda: upstream.exchanges)
-    with pytest.raises(NoPlace) as refused:
+    with pytest.raises(NoSlot) as refused:
         await ask(replica, chat(stream=True), "late", Priority(deadline_s=0.05))
     assert refused.value.retry_after_s == 1.0
     assert sum(room.num_waiting.values()) == 0 and len(upstream.exchanges) == 1
@@ -127,7 +127,7 @@ async def test_a_deadline_that_passes_while_it_waits_asks_nobody(
     assert room.backlog == 0.0 and replica.health().num_running == 0
 
 
-async def test_who_leaves_while_waiting_frees_the_place_and_costs_nothing(
+async def test_who_leaves_while_waiting_frees_the_slot_and_costs_nothing(
     upstream: Upstream, make_replica: Make, chat: Chat
 ) -> None:
     room = WaitingRoom(1)
@@ -148,7 +148,7 @@ async def test_who_leaves_while_waiting_frees_the_place_and_costs_nothing(
     await replica.abort("first")
     assert (await first)[-1].finished
     gate.opened.set()
-    assert (await waiters[2])[-1].usage == COUNTED, "the place that came free was its"
+    assert (await waiters[2])[-1].usage == COUNTED, "the slot that came free was its"
     assert len(upstream.exchanges) == 2 and room.backlog == 0.0
     room.check_integrity()
 
@@ -186,14 +186,14 @@ async def test_random_leavers_leave_an_empty_room(
             assert outcome[-1].finished
             ended["had an answer" if outcome[-1].usage == COUNTED else "had none"] += 1
         else:
-            assert isinstance(outcome, NoPlace | asyncio.CancelledError), repr(outcome)
+            assert isinstance(outcome, NoSlot | asyncio.CancelledError), repr(outcome)
             ended[type(outcome).__name__] += 1
 
     for wave in range(8):
         await asyncio.gather(*(client(f"{wave}-{number}") for number in range(40)))
         assert sum(room.num_waiting.values()) == sum(room.num_served.values()) == 0
         assert room.backlog == 0.0 and replica._attempts == {}
-    wanted = ("NoPlace", "CancelledError", "had an answer", "had none", "is cut off in time")
+    wanted = ("NoSlot", "CancelledError", "had an answer", "had none", "is cut off in time")
     assert min(ended[each] for each in wanted) > 10, ended
 
 
@@ -213,7 +213,7 @@ async def test_what_waits_here_is_what_is_predicted(
     room.leave(held)
 
 
-async def test_an_upstream_that_fails_gives_its_place_back(
+async def test_an_upstream_that_fails_gives_its_slot_back(
     upstream: Upstream, make_replica: Make, chat: Chat
 ) -> None:
     async def dies(exchange: Exchange) -> None:
