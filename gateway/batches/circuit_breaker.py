@@ -22,12 +22,15 @@ Scope = tuple[str, str]
 """Org and model."""
 
 
-class Absence(msgspec.Struct):
+class ModelOutage(msgspec.Struct):
+    """Refusals of one model, as the lines of one org met them."""
+
     in_a_row: int = 0
+    """Refusals without an answer between them."""
     until: float = 0.0
     """Clock seconds."""
     is_tried: bool = False
-    """By a line that is under way."""
+    """True while a line tries the model."""
 
 
 class CircuitBreakers:
@@ -35,10 +38,10 @@ class CircuitBreakers:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: Lru[Scope, Absence] = Lru(MAX_KNOWN)
+        self._known: Lru[Scope, ModelOutage] = Lru(MAX_KNOWN)
 
-    def closed(self) -> list[Scope]:
-        """Return the scopes of which no line may begin now."""
+    def open_scopes(self) -> list[Scope]:
+        """Return the scopes whose breaker is open: none of their lines may begin now."""
         now = self._clock()
         return [scope for scope, it in self._known.items() if it.is_tried or now < it.until]
 
@@ -69,7 +72,7 @@ class CircuitBreakers:
         once."""
         now, found = self._clock(), self._known.get(scope)
         if found is None:
-            found = Absence()
+            found = ModelOutage()
         elif now < found.until:
             return found.until - now
         found.in_a_row += 1
@@ -79,6 +82,6 @@ class CircuitBreakers:
         return delay_s
 
 
-def cool_down_s(absence: Absence) -> float:
-    doublings = min(max(absence.in_a_row - 1, 0), MAX_DOUBLINGS)
+def cool_down_s(outage: ModelOutage) -> float:
+    doublings = min(max(outage.in_a_row - 1, 0), MAX_DOUBLINGS)
     return min(COOL_DOWN_S * 2.0**doublings, MAX_COOL_DOWN_S)

@@ -81,7 +81,7 @@ _LEASE = sa.text("""
             ORDER BY number LIMIT :limit
         ) l
         WHERE b.status = 'in_progress' AND b.expires_at > now() AND NOT EXISTS (
-            SELECT FROM unnest(CAST(:closed_orgs AS text[]), CAST(:closed_models AS text[]))
+            SELECT FROM unnest(CAST(:excluded_orgs AS text[]), CAST(:excluded_models AS text[]))
                 AS c(org_id, model)
             WHERE (c.org_id, c.model) = (b.org_id, b.model)
         )
@@ -151,15 +151,15 @@ async def lease(
     limit: int,
     under_way: Iterable[LeasedLine],
     lease_s: float,
-    closed: Collection[tuple[str, str]] = (),
+    excluded: Collection[tuple[str, str]] = (),
 ) -> list[LeasedLine]:
-    """Lease the next lines, in their orgs' turns. `cipher`: for the purpose of batches. `closed`:
+    """Lease the next lines, in their orgs' turns. `cipher`: for the purpose of batches. `excluded`:
     orgs with models of which nothing is run; lines of a batch of several models are leased all the
     same."""
     named: dict[str, Any] = {"holder": holder, "limit": limit, "lease_s": lease_s}
     named["orgs"] = [each.org_id for each in under_way]
-    named["closed_orgs"] = [org_id for org_id, _ in closed]
-    named["closed_models"] = [model for _, model in closed]
+    named["excluded_orgs"] = [org_id for org_id, _ in excluded]
+    named["excluded_models"] = [model for _, model in excluded]
     named["request_ids"] = [f"{REQUEST_PREFIX}{uuid7_hex()}" for _ in range(limit)]
     async with db.begin() as conn:
         rows = (await conn.execute(_LEASE, named)).all()

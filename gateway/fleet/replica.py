@@ -103,7 +103,7 @@ class Replica(Protocol):
         `finished=True` with what was generated so far; an unknown id is ignored."""
         ...
 
-    async def rest(self, attempt_id: str, *, resting: bool) -> None:
+    async def set_paused(self, attempt_id: str, *, paused: bool) -> None:
         """Stop writing, as soon as may be, until told to go on. A replica that cannot goes on
         writing; an unknown id is ignored."""
         ...

@@ -24,7 +24,7 @@ from gateway.inference.delivery import Delivery
 from gateway.inference.metering import rated, to_events, to_quantities, to_units
 from gateway.inference.services import GenerationServices
 from gateway.limits.allowance import Allowance
-from gateway.pauses import PauseReasons, Rest
+from gateway.pauses import PauseReasons, SetPaused
 from gateway.wire.surfaces import CountingEncoder
 
 CHECKPOINT_INTERVAL_S = 0.5
@@ -225,11 +225,11 @@ class ReplicaAttempt:
         self.time_first_write()
 
 
-def pausing(replica: Replica, attempt_id: str) -> Rest:
+def pausing(replica: Replica, attempt_id: str) -> SetPaused:
     """Return what pauses an attempt without a reference to it: an attempt in a cycle of references
     would keep its prompt until the collector comes by."""
 
-    async def pause(resting: bool) -> None:
-        await replica.rest(attempt_id, resting=resting)
+    async def set_paused(paused: bool) -> None:
+        await replica.set_paused(attempt_id, paused=paused)
 
-    return pause
+    return set_paused

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from billing.pricing.rating import RatedUsage
 from gateway.limits.outcomes import RateState
-from gateway.pauses import Rest
+from gateway.pauses import SetPaused
 
 MAX_QUEUED_CHUNKS = 64
 MAX_QUEUED_BYTES = 64 * 1024
@@ -67,9 +67,9 @@ class Delivery:
         """Note what the response headers will say; called before the first chunk."""
         self.rate_state = rate_state
 
-    async def put(self, chunk: bytes, rest: Rest) -> None:
-        """Queue it; if that was the last room there is, `rest` until there is some again. A chunk
-        for a reader that is gone is dropped: it was generated and is billed."""
+    async def put(self, chunk: bytes, set_paused: SetPaused) -> None:
+        """Queue a chunk; if that took the last room, pause the writer until there is some again. A
+        chunk for a reader that is gone is dropped: it was generated and is billed."""
         self._append(chunk)
         if len(self._chunks) < MAX_QUEUED_CHUNKS and self._num_bytes < MAX_QUEUED_BYTES:
             return
@@ -77,14 +77,14 @@ class Delivery:
         await asyncio.sleep(0)  # a reader that waits for nothing else takes it now
         if self._writable.is_set():
             return
-        await rest(True)
+        await set_paused(True)
         try:
             async with asyncio.timeout(self.stalled_reader_s):
                 await self._writable.wait()
         except TimeoutError:
             self.abandon()
         if not self.abandoned:
-            await rest(False)
+            await set_paused(False)
 
     def put_last(self, chunk: bytes) -> None:
         """Queue the last chunk: nothing follows it, so it waits for nobody."""

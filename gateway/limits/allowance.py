@@ -25,7 +25,7 @@ from foundation.tasks import TaskSet
 from gateway.limits.limiter import NOTHING, STEP_TOKENS, Extension, Limiter
 from gateway.limits.outcomes import Admission, Units
 from gateway.limits.redis.scripts import LimiterUnavailable
-from gateway.pauses import Rest
+from gateway.pauses import SetPaused
 
 AHEAD_TOKENS = STEP_TOKENS // 2
 """How much of what was granted may be left when the next step is asked for."""
@@ -53,9 +53,9 @@ class Allowance:
         self._asking = False
         self._over = False
 
-    def note(self, used: Units, rest: Rest) -> None:
-        """Note what was used so far. `rest` is told when the stream must stop, and when it may go
-        on."""
+    def note(self, used: Units, set_paused: SetPaused) -> None:
+        """Note what was used so far. `set_paused` is called when the stream must stop, and when it
+        may go on."""
         self._used = used
         if self._is_told:
             self._limiter.progress(self._admission, used)
@@ -63,7 +63,7 @@ class Allowance:
             return
         if self._lacks_a_step() and not self._asking and not self._over:
             self._asking = True
-            self._tasks.spawn(self._ask(rest), name="extend a reservation")
+            self._tasks.spawn(self._ask(set_paused), name="extend a reservation")
 
     def end(self) -> None:
         """Note that nothing more will be written."""
@@ -73,7 +73,7 @@ class Allowance:
         wanted = self._used.output_tokens + AHEAD_TOKENS
         return self._granted < min(wanted, self._admission.max_output_tokens)
 
-    async def _ask(self, rest: Rest) -> None:
+    async def _ask(self, set_paused: SetPaused) -> None:
         """Take steps until enough is granted. While Redis is away the stream goes on: what it
         writes is taken when it is settled."""
         try:
@@ -83,20 +83,20 @@ class Allowance:
                 if not given.is_open:
                     self._over = True
                 elif given.rest_s:
-                    await self._rest(given, rest)
+                    await self._pause(given, set_paused)
         except LimiterUnavailable:
             return
         finally:
             self._asking = False
 
-    async def _rest(self, given: Extension, rest: Rest) -> None:
-        await rest(True)
+    async def _pause(self, given: Extension, set_paused: SetPaused) -> None:
+        await set_paused(True)
         try:
             while given.is_open and given.rest_s and not self._over:
                 await self._sleep(min(MAX_REST_S, max(MIN_REST_S, given.rest_s)))
                 given = await self._extend(0, resting=True)
         finally:
-            await rest(False)
+            await set_paused(False)
 
     async def _extend(self, output_tokens: int, *, resting: bool) -> Extension:
         self._granted += output_tokens

@@ -452,7 +452,7 @@ class Loop:
             return
         async with self._writes:
             held, self._held = self._held, b""
-            await self._delivery.put(held + chunk, no_rest)
+            await self._delivery.put(held + chunk, never_pause)
 
     async def _until_left(self, work: Any) -> Any:
         """Run work; None if the client left first: then the work is cancelled and has ended."""
@@ -498,6 +498,6 @@ def reason_of(error: Exception) -> IncompleteReason:
     return "overloaded"
 
 
-async def no_rest(_resting: bool) -> None:
+async def never_pause(_paused: bool) -> None:
     """Ignore a pause: a round whose chunks nobody takes pauses by itself, since its own queue
     fills."""

@@ -26,7 +26,7 @@ from mcp_bridge.caller import Caller
 from mcp_bridge.protocol.allowed_fields import client_capabilities
 from mcp_bridge.protocol.envelope import Envelope
 from mcp_bridge.protocol.rpc import INVALID_REQUEST, RequestId, RpcError
-from mcp_bridge.routing.shared_streams import Heard, SharedStreams
+from mcp_bridge.routing.shared_streams import MessageQueue, SharedStreams
 from mcp_bridge.upstream.upstream import SessionEnded, Upstream, UpstreamSession
 
 log = logging.getLogger(__name__)
@@ -385,7 +385,7 @@ class ClientSessionSource:
 
     def hearing(
         self, upstream: Upstream, session: UpstreamSession
-    ) -> AbstractAsyncContextManager[Heard | None]:
+    ) -> AbstractAsyncContextManager[MessageQueue | None]:
         """Listen to what is asked outside of requests, where its client does not listen to that
         itself."""
         if self._session.listens:
@@ -435,5 +435,5 @@ class PrincipalSessionSource:
 
     def hearing(
         self, upstream: Upstream, session: UpstreamSession
-    ) -> AbstractAsyncContextManager[Heard | None]:
+    ) -> AbstractAsyncContextManager[MessageQueue | None]:
         return self._sessions.streams.joined(self._key, upstream, session)

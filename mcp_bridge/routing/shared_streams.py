@@ -67,7 +67,7 @@ MAX_PAUSE_S = 30.0
 JOINED: Message = {}
 """The first message to another worker: from now on it listens."""
 
-Heard = asyncio.Queue[Message]
+MessageQueue = asyncio.Queue[Message]
 Take = Callable[[Message], Awaitable[None]]
 Key = tuple[str, str, str]
 """The owner of the session, the server, and the id of the session there."""
@@ -234,7 +234,7 @@ class SharedStreams:
     @asynccontextmanager
     async def joined(
         self, whose: str, upstream: Upstream, session: UpstreamSession
-    ) -> AsyncIterator[Heard | None]:
+    ) -> AsyncIterator[MessageQueue | None]:
         """Yield what the server asks and says outside of requests, while one call is under way.
 
         None: nothing is heard. `whose`: what tells the session's principal from all others.
@@ -244,7 +244,7 @@ class SharedStreams:
         if not may_ask or not is_well or upstream.mute_until > time.monotonic():
             yield None
             return
-        heard: Heard = asyncio.Queue(MAX_HEARD)
+        heard: MessageQueue = asyncio.Queue(MAX_HEARD)
         ready = asyncio.Event()
         key = (whose, upstream.name, session.id or "")
         staying = asyncio.create_task(self._stay(key, upstream, session, heard, ready))
@@ -263,7 +263,7 @@ class SharedStreams:
         key: Key,
         upstream: Upstream,
         session: UpstreamSession,
-        heard: Heard,
+        heard: MessageQueue,
         ready: asyncio.Event,
     ) -> None:
         """Listen until it is cancelled, or there is nothing to be heard."""

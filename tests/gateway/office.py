@@ -112,8 +112,8 @@ class ScriptedReplica:
             )
             await asyncio.sleep(0)
 
-    async def rest(self, attempt_id: str, *, resting: bool) -> None:
-        self.rests.append(resting)
+    async def set_paused(self, attempt_id: str, *, paused: bool) -> None:
+        self.rests.append(paused)
 
     async def acknowledge(self, attempt_id: str) -> None:
         self.acknowledged.append(attempt_id)

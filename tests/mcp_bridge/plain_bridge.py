@@ -46,8 +46,8 @@ def application(redis_url: str, servers: list[str]) -> Any:
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         who = headers.get("x-caller", "alice")
         caller = Caller(org_id="org_" + who, project_id="proj_1", subject=who, client="c")
-        door = HttpEndpoint(found["bridge"])
-        await door.serve(caller, None, allowed, (), scope, receive, send)
+        endpoint = HttpEndpoint(found["bridge"])
+        await endpoint.serve(caller, None, allowed, (), scope, receive, send)
 
     return asgi
 

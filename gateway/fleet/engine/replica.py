@@ -128,8 +128,8 @@ class EngineReplica:
     async def abort(self, attempt_id: str) -> None:
         await self._client.abort(attempt_id)
 
-    async def rest(self, attempt_id: str, *, resting: bool) -> None:
-        await (self._client.pause(attempt_id) if resting else self._client.resume(attempt_id))
+    async def set_paused(self, attempt_id: str, *, paused: bool) -> None:
+        await (self._client.pause(attempt_id) if paused else self._client.resume(attempt_id))
 
     async def wait_until_back(self, timeout_s: float) -> bool:
         try:

@@ -260,7 +260,7 @@ class UpstreamReplica:
         if attempt is not None:
             attempt.abort()
 
-    async def rest(self, attempt_id: str, *, resting: bool) -> None:
+    async def set_paused(self, attempt_id: str, *, paused: bool) -> None:
         """Do nothing: nobody over there can be told; what is written meanwhile becomes debt."""
 
     async def acknowledge(self, attempt_id: str) -> None:

@@ -225,11 +225,11 @@ def configured(service: McpService | None) -> McpService:
     return service
 
 
-def open_tool_loops(settings: Settings, door: McpService | None) -> ToolLoops | None:
+def open_tool_loops(settings: Settings, service: McpService | None) -> ToolLoops | None:
     """Open the tool loops; None: there is no server to ask."""
-    if door is None:
+    if service is None:
         return None
-    return ToolLoops(toolbox=door.toolbox, bounds=settings.mcp.loop)
+    return ToolLoops(toolbox=service.toolbox, bounds=settings.mcp.loop)
 
 
 def warn_of_drift(servers: Iterable[ServerConfig]) -> None:

@@ -135,13 +135,13 @@ GUARDED: dict[str, Any] = {
     ),
 )
 async def call(request: AuthenticatedRequest) -> ASGIApp:
-    door = services(request).mcp
-    if door is not None:
-        return await through(door, request)
+    service = services(request).mcp
+    if service is not None:
+        return await pass_on(service, request)
     return (await refuse_method(request)).to_asgi_response(None, request)
 
 
-async def through(door: McpService, request: AuthenticatedRequest) -> ASGIApp:
+async def pass_on(service: McpService, request: AuthenticatedRequest) -> ASGIApp:
     """Pass on an answer that takes its own time, and says itself what it is."""
     principal, (_, _, namespace) = request.user, parts_of(request)
     principal.check_served()
@@ -153,7 +153,7 @@ async def through(door: McpService, request: AuthenticatedRequest) -> ASGIApp:
         pages = {origin}
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await door.serve(principal, namespace, pages, scope, receive, send)
+        await service.serve(principal, namespace, pages, scope, receive, send)
 
     return answer
 
@@ -189,10 +189,10 @@ OFFERED = describes(
     operation_class=OFFERED,
 )
 async def listen(request: AuthenticatedRequest) -> ASGIApp:
-    door = services(request).mcp
-    if door is None:
+    service = services(request).mcp
+    if service is None:
         raise MethodNotAllowedException(headers={"allow": "POST"})
-    return await through(door, request)
+    return await pass_on(service, request)
 
 
 @delete(
@@ -202,10 +202,10 @@ async def listen(request: AuthenticatedRequest) -> ASGIApp:
     operation_class=OFFERED,
 )
 async def end_session(request: AuthenticatedRequest) -> ASGIApp:
-    door = services(request).mcp
-    if door is None:
+    service = services(request).mcp
+    if service is None:
         raise MethodNotAllowedException(headers={"allow": "POST"})
-    return await through(door, request)
+    return await pass_on(service, request)
 
 
 routes = [call, listen, end_session]

@@ -17,7 +17,7 @@ STALLED_S = 60.0
 
 
 class Rested:
-    """A `Rest` that notes what it was told."""
+    """A `SetPaused` that notes what it was told."""
 
     def __init__(self) -> None:
         self.told: list[bool] = []

@@ -93,12 +93,12 @@ async def attacked(
         )
         await bridge.start()
         stack.push_async_callback(bridge.close)
-        door, allowed = HttpEndpoint(bridge), AllowedOrigins(public_url=PUBLIC_URL)
+        endpoint, allowed = HttpEndpoint(bridge), AllowedOrigins(public_url=PUBLIC_URL)
 
         async def asgi(scope: Any, receive: Any, send: Any) -> None:
             headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
             who = caller_of(headers.get("x-caller", b"alice").decode())
-            await door.serve(who, None, allowed, (), scope, receive, send)
+            await endpoint.serve(who, None, allowed, (), scope, receive, send)
 
         transport = httpx.ASGITransport(app=asgi)
         yield await stack.enter_async_context(Client(bridge, transport))

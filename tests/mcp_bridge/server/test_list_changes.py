@@ -193,12 +193,12 @@ async def ended(task: asyncio.Task[None]) -> None:
 @asynccontextmanager
 async def served(bridge: Bridge) -> AsyncIterator[str]:
     """Its URL; callers are whom `x-who` names."""
-    door, allowed = HttpEndpoint(bridge), AllowedOrigins(public_url="http://localhost")
+    endpoint, allowed = HttpEndpoint(bridge), AllowedOrigins(public_url="http://localhost")
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
         org_id, _, namespace = dict(scope["headers"])[b"x-who"].decode().partition("/")
         who = Caller(org_id=org_id, project_id="proj_1", subject="alice", client="key_1")
-        await door.serve(who, namespace, allowed, (), scope, receive, send)
+        await endpoint.serve(who, namespace, allowed, (), scope, receive, send)
 
     with socket.create_server(("127.0.0.1", 0)) as bound:
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -182,10 +182,10 @@ async def over_stdio(redis: Redis, era: str, folder: Path, **config: Any) -> Asy
 
 @asynccontextmanager
 async def served(world: World, bridge: Bridge) -> AsyncIterator[httpx.AsyncClient]:
-    door, allowed = HttpEndpoint(bridge), AllowedOrigins(public_url="http://localhost")
+    endpoint, allowed = HttpEndpoint(bridge), AllowedOrigins(public_url="http://localhost")
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
-        await door.serve(world.caller, None, allowed, (), scope, receive, send)
+        await endpoint.serve(world.caller, None, allowed, (), scope, receive, send)
 
     transport = httpx.ASGITransport(app=asgi)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

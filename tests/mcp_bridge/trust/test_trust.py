@@ -129,10 +129,10 @@ async def bridge_of(world: World, store: Redis, **config: Any) -> AsyncIterator[
         [world.config], store, KEYS, info={"name": "t", "version": "1"}, guard=world.guard
     )
     await bridge.start()
-    door, allowed = HttpEndpoint(bridge), AllowedOrigins(public_url="http://localhost")
+    http_endpoint, allowed = HttpEndpoint(bridge), AllowedOrigins(public_url="http://localhost")
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
-        await door.serve(world.caller, None, allowed, (), scope, receive, send)
+        await http_endpoint.serve(world.caller, None, allowed, (), scope, receive, send)
 
     transport = httpx.ASGITransport(app=asgi)
     try:

@@ -496,7 +496,7 @@ async def test_a_stream_that_rests_says_nothing_until_it_goes_on(
     replica = make(fake(tokenizer, lambda request, index: iter([5] * 10_000)))
     stream = replica.stream(await replica.prepare(chat()), attempt_id="a", cache_salt="")
     await anext(stream)
-    await replica.rest("a", resting=True)
+    await replica.set_paused("a", paused=True)
     await asyncio.sleep(0.01)
     waiting = asyncio.create_task(anext(stream))
     for _ in range(3):
@@ -505,7 +505,7 @@ async def test_a_stream_that_rests_says_nothing_until_it_goes_on(
         if done:
             waiting = asyncio.create_task(anext(stream))
     assert not waiting.done()
-    await replica.rest("a", resting=False)
+    await replica.set_paused("a", paused=False)
     async with asyncio.timeout(30):
         assert (await waiting).items
     await stream.aclose()

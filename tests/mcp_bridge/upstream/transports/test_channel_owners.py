@@ -122,13 +122,13 @@ class Held:
 
 class Worker(httpx.AsyncClient):
     def __init__(self, bridge: Bridge) -> None:
-        door, allowed = HttpEndpoint(bridge), AllowedOrigins(public_url=PUBLIC_URL)
+        endpoint, allowed = HttpEndpoint(bridge), AllowedOrigins(public_url=PUBLIC_URL)
 
         async def asgi(scope: Any, receive: Any, send: Any) -> None:
             headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
             who = caller_of(headers.get("x-caller", b"alice").decode())
             who = msgspec.structs.replace(who, user_id=who.subject)
-            await door.serve(who, None, allowed, (), scope, receive, send)
+            await endpoint.serve(who, None, allowed, (), scope, receive, send)
 
         super().__init__(transport=httpx.ASGITransport(app=asgi), base_url=PUBLIC_URL)
         self.bridge = bridge

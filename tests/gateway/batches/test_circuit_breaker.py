@@ -77,17 +77,17 @@ async def until_idle(runner: BatchRunner) -> None:
 
 def test_what_is_refused_together_counts_once() -> None:
     clock = Clock()
-    absences = CircuitBreakers(clock)
-    assert [absences.refused(SCOPE, 0.0) for _ in range(16)] == [COOL_DOWN_S] * 16
-    assert absences.closed() == [SCOPE] and absences.wait_s(SCOPE) == COOL_DOWN_S
-    assert absences.wait_s(("other", "penny")) == 0.0
+    breakers = CircuitBreakers(clock)
+    assert [breakers.refused(SCOPE, 0.0) for _ in range(16)] == [COOL_DOWN_S] * 16
+    assert breakers.open_scopes() == [SCOPE] and breakers.wait_s(SCOPE) == COOL_DOWN_S
+    assert breakers.wait_s(("other", "penny")) == 0.0
     clock.now_s += COOL_DOWN_S
-    assert absences.closed() == []
-    assert absences.wait_s(SCOPE) == 0.0
-    assert absences.closed() == [SCOPE] and absences.wait_s(SCOPE) > 0
-    absences.tried(SCOPE)
-    assert absences.refused(SCOPE, 0.0) == 2 * COOL_DOWN_S
-    assert absences.wait_s(SCOPE) == 2 * COOL_DOWN_S
+    assert breakers.open_scopes() == []
+    assert breakers.wait_s(SCOPE) == 0.0
+    assert breakers.open_scopes() == [SCOPE] and breakers.wait_s(SCOPE) > 0
+    breakers.tried(SCOPE)
+    assert breakers.refused(SCOPE, 0.0) == 2 * COOL_DOWN_S
+    assert breakers.wait_s(SCOPE) == 2 * COOL_DOWN_S
 
 
 def test_it_waits_for_as_long_as_it_was_told_within_bounds() -> None:
@@ -99,25 +99,25 @@ def test_it_waits_for_as_long_as_it_was_told_within_bounds() -> None:
 def test_one_at_a_time_asks_and_nobody_waits_for_ever(steps: list[Any]) -> None:
     """`asking`: lines that may ask, and have not said what became of it."""
     clock, asking = Clock(), 0
-    absences = CircuitBreakers(clock)
-    absences.refused(SCOPE, 0.0)
+    breakers = CircuitBreakers(clock)
+    breakers.refused(SCOPE, 0.0)
     for step in steps:
         match step:
             case "later":
                 clock.now_s += COOL_DOWN_S
-            case "look" if absences.wait_s(SCOPE) == 0.0:
+            case "look" if breakers.wait_s(SCOPE) == 0.0:
                 asking += 1
             case "refuse" if asking:
                 asking -= 1
-                absences.tried(SCOPE)
-                assert 0 < absences.refused(SCOPE, 0.0) <= MAX_COOL_DOWN_S
+                breakers.tried(SCOPE)
+                assert 0 < breakers.refused(SCOPE, 0.0) <= MAX_COOL_DOWN_S
             case "answer" if asking:
                 break
         assert asking <= 1
     if asking:
-        absences.tried(SCOPE)
-        absences.answered(SCOPE)
-        assert absences.wait_s(SCOPE) == 0.0 and absences.closed() == []
+        breakers.tried(SCOPE)
+        breakers.answered(SCOPE)
+        assert breakers.wait_s(SCOPE) == 0.0 and breakers.open_scopes() == []
     else:
         clock.now_s += MAX_COOL_DOWN_S
-        assert absences.wait_s(SCOPE) == 0.0
+        assert breakers.wait_s(SCOPE) == 0.0
