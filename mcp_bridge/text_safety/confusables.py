@@ -13,6 +13,7 @@ from functools import cache
 
 from confusable_homoglyphs import confusables
 
+from foundation.normal_forms import normalized
 from mcp_bridge.text_safety.hidden_text import SUSPECT
 
 SEPARATORS = re.compile(r"[-_.\s]+")
@@ -69,10 +70,10 @@ def preference(text: str) -> tuple[bool, int, str]:
 def skeleton(text: str) -> str:
     """Return a text that is equal for texts that look the same; it is compared, never shown."""
     table = prototypes()
-    bare = unicodedata.normalize("NFD", bare_of(text))
+    bare = normalized("NFD", bare_of(text))
     for _ in range(MAX_LOOKS):
         mapped = "".join(table.get(char, char) for char in bare)
-        mapped = unicodedata.normalize("NFD", mapped)
+        mapped = normalized("NFD", mapped)
         if mapped == bare:
             break
         bare = mapped
@@ -82,7 +83,7 @@ def skeleton(text: str) -> str:
 def name_skeleton(name: str) -> str:
     """Return the `skeleton` of a tool's name, which ignores case and separators."""
     # Case is folded between two skeletons: `I` looks like `l` and `O` like `0`; `i` and `o` do not.
-    bare = SEPARATORS.sub("", unicodedata.normalize("NFKC", name))
+    bare = SEPARATORS.sub("", normalized("NFKC", name))
     return skeleton(skeleton(bare).replace("0", "o").casefold())
 
 

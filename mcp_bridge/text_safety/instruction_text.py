@@ -10,10 +10,10 @@ tried only where one of its words is. Pure.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterator
 from typing import Literal
 
+from foundation.normal_forms import normalized
 from mcp_bridge.text_safety.hidden_text import stripped
 
 Severity = Literal["low", "medium", "high"]
@@ -113,7 +113,7 @@ def instructions(text: str) -> Iterator[tuple[str, Severity, str]]:
     """
     text = text[:MAX_TEXT_CHARS]
     if not (text.isascii() and text.isprintable()):
-        text = unicodedata.normalize("NFKC", stripped(text)).replace("\u2019", "'")
+        text = normalized("NFKC", stripped(text)).replace("\u2019", "'")
     plain = LINES.sub("\n ", SPACES.sub(" ", text))
     joined = plain.replace("\n", " ")
     words = words_of(joined)

@@ -17,12 +17,12 @@ the operator's cost, and so is an upstream that reads or writes beyond its windo
 from __future__ import annotations
 
 import sys
-import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from foundation.normal_forms import size_decomposed
 from gateway.fleet.replica import PreparedRequest
 from gateway.fleet.upstream.input_estimate import (
     Encode,
@@ -216,8 +216,7 @@ def most_bytes(data: bytes) -> int:
     if data.isascii():
         return len(data)
     text = data.decode(errors="replace")
-    decomposed = (unicodedata.normalize("NFD", text), unicodedata.normalize("NFKD", text))
-    return max(len(data), *(len(each.encode()) for each in decomposed))
+    return max(len(data), size_decomposed("NFD", text), size_decomposed("NFKD", text))
 
 
 def unbounded_field(body: dict[str, Any]) -> str | None:

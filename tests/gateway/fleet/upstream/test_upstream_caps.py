@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import unicodedata
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -201,3 +202,14 @@ def test_no_normalization_makes_more_of_a_text(text: str) -> None:
     for form in ("NFC", "NFD", "NFKC", "NFKD"):
         told = unicodedata.normalize(form, data.decode())  # type: ignore[arg-type]
         assert len(told.encode()) <= most_bytes(data)
+
+
+async def test_marks_in_a_row_do_not_hold_a_worker(make_replica: Make, chat: Chat) -> None:
+    """To put them in order takes minutes, and nobody else's turn comes meanwhile."""
+    prompt = "a" + "\u0315\u0300\u05ae" * 100_000
+    request = under_a_cap(chat(messages=[{"role": "user", "content": prompt}], max_tokens=5))
+    begun = time.process_time()
+    prepared = await make_replica().prepare(request)
+    assert time.process_time() - begun < 30
+    assert prepared.most_input_tokens is not None
+    assert len(prompt.encode()) < prepared.most_input_tokens < 2 * len(prompt.encode())
