@@ -318,15 +318,20 @@ def reserve_disk(shared_folder: Path) -> None:
     """Make this process's files of metrics, with disk space for all that they will hold.
 
     prometheus-client maps sparse files. A write to such a mapping on a full disk kills the process
-    (SIGBUS), when a page is touched for the first time. Raises: OSError.
+    (SIGBUS), when a page is touched for the first time. A file gets its name once it has its size:
+    an empty one fails whoever reads those of all workers. Raises: OSError.
     """
     for name in FILES_OF_METRICS:
         path = shared_folder / f"{name}_{os.getpid()}.db"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        is_new = not path.exists()  # else of an earlier process of the same number: it goes on
+        reserved = path.with_suffix(".new") if is_new else path
+        fd = os.open(reserved, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, METRICS_FILE_BYTES)
         finally:
             os.close(fd)
+        if is_new:
+            reserved.rename(path)
 
 
 class RequestMeter:

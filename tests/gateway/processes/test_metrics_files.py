@@ -6,6 +6,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+from prometheus_client.multiprocess import MultiProcessCollector
+
 from gateway.processes.supervisor import cut_metrics
 from gateway.telemetry import FILES_OF_METRICS, METRICS_FILE_BYTES, reserve_disk
 from tests.copied_product import ROOT, run_copy
@@ -35,6 +38,31 @@ def test_no_file_of_metrics_is_sparse(tmp_path: Path) -> None:
         assert file.stat().st_size < METRICS_FILE_BYTES / 10
     again = run_copy(ROOT, ("-c", COUNT, str(shared)), PROMETHEUS_MULTIPROC_DIR=str(shared))
     assert 'tollgate_requests_total{model="m",route="/x",status="200"} 2.0' in again.stdout
+
+
+def test_who_reads_while_a_worker_makes_its_files_finds_no_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty one has no length, which was an error of the whole page."""
+    looks: list[int] = []
+    reserve = os.posix_fallocate
+
+    def read_first(fd: int, offset: int, size: int) -> None:
+        looks.append(len(list(MultiProcessCollector(None, path=str(tmp_path)).collect())))
+        reserve(fd, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", read_first)
+    reserve_disk(tmp_path)
+    assert looks == [0] * len(FILES_OF_METRICS)
+
+
+def test_the_files_of_a_process_of_the_same_number_are_kept(tmp_path: Path) -> None:
+    reserve_disk(tmp_path)
+    [counter] = tmp_path.glob("counter_*")
+    counter.write_bytes(b"\x08\0\0\0" + b"kept")
+    reserve_disk(tmp_path)
+    assert counter.read_bytes().startswith(b"\x08\0\0\0kept")
+    assert counter.stat().st_size == METRICS_FILE_BYTES
 
 
 def test_a_file_that_no_metric_wrote_to_can_be_cut(tmp_path: Path) -> None:
