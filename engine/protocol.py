@@ -68,7 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Additive, over output tokens only (OpenAI)."""
     logit_bias: dict[int, float] = {}
     stop_token_ids: tuple[int, ...] = ()
-    """Beside the model's own EOS ids."""
+    """Token ids that end the output, beside the model's own EOS ids."""
     ignore_eos: bool = False
     seed: int | None = None
     """Same seed, same draws, whatever else is in the batch. None: the engine draws one."""
@@ -135,7 +135,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Orders the requests of a tenant that wait in one lane: the smallest goes first, of two with
     the same the one that came first."""
     deadline_s: float | None = None
-    """After its arrival here. If not begun by then it is a `Rejection` (`deadline_exceeded`)."""
+    """Seconds after its arrival here. A request not begun by then gets a `Rejection`
+    (`deadline_exceeded`)."""
     breakpoints: tuple[Breakpoint, ...] = ()
     """From the first on; `Usage` says what came of them. A request without any has no part in what
     others had kept. Of a single prompt."""
@@ -195,7 +196,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue_time_s: float = 0.0
     prefill_time_s: float = 0.0
     first_token_time_s: float = 0.0
-    """From arrival in the engine to the first generated token, or to the embedding."""
+    """The time from arrival in the engine to the first generated token, or to the embedding."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -250,7 +251,7 @@ class LaneStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_queued: int = 0
     """Requests of which nothing ever ran."""
     max_queued: int = 0
-    """With so many the next one of the lane is `Rejection`."""
+    """The bound of the lane's queue: with so many queued, one more request gets a `Rejection`."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="status"):
@@ -367,7 +368,7 @@ class LeaseGranted(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag
     """<request_id>:<index of the breakpoint>"""
     request_id: str
     num_tokens: int
-    """That it was written for: `Usage.written_tokens`."""
+    """The tokens that the lease was written for: `Usage.written_tokens`."""
     ttl_s: float
 
 

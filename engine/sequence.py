@@ -354,9 +354,9 @@ class RequestState:
     """Choices of each prompt."""
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
-    """Or when the embedding was there."""
+    """The moment of the first token, or of the embedding."""
     deadline_s: float = math.inf
-    """On the same clock; nothing of it is begun after that."""
+    """The deadline on the same clock; nothing of the sequence begins after it."""
     is_paused: bool = False
     breakpoints: tuple[Breakpoint, ...] = ()
     prompt_tokens: int = field(init=False)

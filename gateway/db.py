@@ -21,7 +21,7 @@ ROLE_TENANT = "tollgate_app"
 ROLE_SYSTEM = "tollgate_system"
 """Sees all: what must look before it knows the tenant, and what serves them all."""
 SET_TENANT = text("SELECT set_config('tollgate.org', :org, true)")
-"""Until the transaction ends."""
+"""Names the org until the transaction ends."""
 DRIVER = "postgresql+asyncpg"
 POOL_SIZE = 5
 MAX_OVERFLOW = 10

@@ -308,14 +308,14 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool
     """The client asked for the usage chunk of a stream."""
     continuous_usage: bool = False
-    """And for the usage so far in every chunk."""
+    """The client also asked for the usage so far in every chunk."""
     n: int = 1
     service_tier: ServiceTier | None = None
     cache_key: str | None = None
     """The client's hint (`prompt_cache_key`) that requests with it share the beginning of their
     prompts."""
     has_tools: bool = False
-    """Some are offered to the model."""
+    """True if the request offers tools to the model."""
     calls_function: bool = False
     """A call is told in the older form of chat completions, `function_call`."""
     speaks_vllm: bool = False

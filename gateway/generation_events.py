@@ -130,7 +130,7 @@ class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
     logprob: float
     rank: int
-    """From 1, among all tokens."""
+    """The token's rank among all tokens, from 1."""
     decoded_token: str
 
 

@@ -46,7 +46,7 @@ class Priority(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     """The tenant's weight within its lane."""
     deadline_s: float | None = None
-    """For the first token, from when the request came; whoever hands it on says what is left."""
+    """Seconds for the first token, from when the request came; each stage hands on what is left."""
     tier: Tier = "default"
     """The tier that it is served and billed as."""
 

@@ -60,7 +60,9 @@ NOUNS = {
 }
 
 NO_SENTENCE = re.compile(r"(Of|What|Whose|Which|Where|Who|Whoever|Whatever)\b")
-NO_FIELD_TEXT = re.compile(rf"{NO_SENTENCE.pattern}|More\b")
+NO_FIELD_TEXT = re.compile(
+    rf"{NO_SENTENCE.pattern}|(More|That|Whom)\b|(By|In|From|Under|Before|Or|Since|With) wh\w+\b"
+)
 
 
 def in_a_room(path: Path) -> bool:

@@ -72,7 +72,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The worst of all scopes and kinds, over every window of up to a minute: what was reserved and
     used, against B + r t."""
     with_steps_ratio: float
-    """With what was taken beyond reservations, against 2 B + r t + 64 for each stream."""
+    """The same with what was taken beyond reservations, against 2 B + r t + 64 for each stream."""
     ratios: dict[str, float]
     admitted: int
     refused: int

@@ -62,7 +62,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     admitted_ratio: float
     """The worst of all scopes and kinds: what was reserved and used, against B + r t."""
     with_steps_ratio: float
-    """With what was written beyond reservations, against 2 B + r t + 64 for each stream."""
+    """The same with what was written beyond reservations, against 2 B + r t + 64 for each stream.
+    """
     ratios: dict[str, float]
     """The first, by scope and kind."""
     streams_ratio: float

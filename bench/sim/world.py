@@ -99,7 +99,7 @@ class Outcome:
     gaps_s: dict[Lane, array[float]] = field(
         default_factory=lambda: {lane: array("d") for lane in LANE_WEIGHTS}
     )
-    """Between two tokens of a turn."""
+    """Seconds between two tokens of a turn, by lane."""
 
 
 _Arrival = tuple[float, int, int, Session]

@@ -145,7 +145,7 @@ class _BatchRows(msgspec.Struct):
 
     rows: list[tuple[Any, ...]] = []
     billed: list[tuple[UsageEvent, Pico]] = []
-    """In the order of the rows."""
+    """The billed events and their amounts, in the order of the rows."""
     price_sets: dict[bytes, _PriceSet] = {}
     """Price sets by their content as JSON."""
     tagged: list[UsageEvent] = []

@@ -57,7 +57,7 @@ SILENCE_TICKS = 10
 """An engine's silence is told in so many looks at it, evenly spread: when this process itself was
 held up (stopped, or short of processor time), the one look that is late by it condemns nobody."""
 FAREWELL_S = 1.0
-"""For the engine to read what a client said before it left."""
+"""Bounds the wait for the engine to read what a client said before it left."""
 MAX_WRITE_BUFFER_BYTES = 64 * 1024 * 1024
 """Bytes an engine may leave unread; beyond it `generate` raises `EngineOverloaded`."""
 MAX_UNACKED = 10_000

@@ -73,9 +73,9 @@ MAX_WRITE_BUFFER_BYTES = 16 * 1024 * 1024
 REOFFER_S = 30.0
 """A gateway that could not take what it was offered is asked again."""
 ABORT_TIMEOUT_S = 10.0
-"""After the drain: for the steps in which the last requests are aborted."""
+"""Bounds the steps, after the drain, in which the last requests are aborted."""
 FLUSH_TIMEOUT_S = 5.0
-"""After the drain: for peers to read their last frames."""
+"""Bounds the time, after the drain, in which peers read their last frames."""
 
 
 class UnackedItems(dict[str, T]):

@@ -51,10 +51,11 @@ MAX_HEAD_BYTES = 64 * 1024
 """Bounds the request line with all headers, and separately all trailers. The size is checked after
 each read of the socket, so one read more may come in."""
 HEAD_TIMEOUT_S = 30.0
-"""From the first byte of a head, or from the connection's opening, to the head's last byte."""
+"""Bounds the time from the first byte of a head, or from the connection's opening, to the head's
+last byte."""
 BODY_TIMEOUT_S = 30.0
-"""From a head's last byte to the last byte of its body, and a second more for each
-MIN_BODY_BYTES_PER_S that came."""
+"""Bounds the time from a head's last byte to the last byte of its body; each MIN_BODY_BYTES_PER_S
+that came adds a second."""
 MIN_BODY_BYTES_PER_S = 16 * 1024
 MAX_CONNECTIONS = 16_384
 """One worker keeps at most this many connections. A request on one more is answered with 503."""

@@ -27,7 +27,7 @@ INPUT_FILE, REQUESTS = "input_file_id", "requests"
 MESSAGE_BATCH_ID = "message_batch_id"
 WINDOWS = {"24h": timedelta(hours=24)}
 MAX_LIVE_PER_ORG = 200
-"""That have not ended."""
+"""An org may have this many batches that have not ended."""
 FORGOTTEN_AT_ONCE = 100
 _HOLD = sa.text("SELECT pg_advisory_xact_lock(hashtextextended('batches of ' || :org_id, 0))")
 

@@ -51,7 +51,7 @@ class LineEnder:
         self._db, self._cipher, self._holder, self._spool = db, cipher, holder, spool
         self._endpoints, self._on_booked = endpoints, on_booked
         self._waiting: list[PendingEnd] = []
-        """No more than lines are run at once."""
+        """Lines that wait for their end to be booked; there are no more than run at once."""
         self._filled = asyncio.Event()
 
     async def end(self, ended: EndedLine, account: LineAccount) -> None:

@@ -42,7 +42,7 @@ class LineEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Raises what the surface raises: BadField, NotFound."""
     to_http_error: Callable[[Exception], HttpError] = to_http_error
     encode: Callable[[HttpError, str], bytes] = in_openai_shape
-    """With the id of the request."""
+    """Encodes an error together with the id of its request."""
 
 
 async def ask_surface(

@@ -16,7 +16,7 @@ from gateway.wire.anthropic import batched_requests
 from gateway.wire.openai.batches import WrittenLine
 
 MAX_ERRORS = 100
-"""That are told; a file with so many is read no further."""
+"""At most this many errors are listed; a file with so many is read no further."""
 _OBJECT = b"{"
 
 

@@ -60,7 +60,7 @@ KNOWN_FOR_S = 5.0
 """A key's permissions and limits may be out of date by this much."""
 UNREADABLE_LINE = http_error(500, "What this request asked cannot be read any more.", SERVER)
 CLOSE_TIMEOUT_S = 5.0
-"""For what has ended to come to the books."""
+"""Bounds the wait, at the end, for ended lines to come to the books."""
 
 
 class KeyState(msgspec.Struct, frozen=True):

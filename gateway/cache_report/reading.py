@@ -36,7 +36,7 @@ SUMS = ("num_requests", "input_tokens", "cached_tokens", *(f"num_{each}" for eac
 class CachePage(msgspec.Struct, frozen=True):
     window: ReportWindow
     rows: Mapping[int, Sequence[CacheRow]]
-    """By where their buckets begin, those first that had most to gain."""
+    """Rows by the moment at which their bucket begins, those first that had most to gain."""
 
 
 async def read_cache_report(

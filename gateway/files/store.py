@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 SWEEP_INTERVAL_S = 60.0
 SWEEP_TIMEOUT_S = 10.0
 MAX_FAILURES = 10
-"""In a row: then it is the store that is away, and no single object that it keeps."""
+"""After this many failures in a row the store itself is away, not a single object that it keeps."""
 
 
 class FileStore(Flusher):

@@ -25,7 +25,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     seen_at: float = 0.0
     """When something else was seen than before."""
     last_error: str | None = None
-    """In our words: neither an address nor a credential nor what the upstream wrote."""
+    """The error in our words: without an address, a credential or anything that the upstream wrote.
+    """
     last_error_at: float | None = None
 
     @property

@@ -59,7 +59,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     rooms: tuple[WaitingRoom, ...] = ()
     """The waiting rooms of those upstreams that have one."""
     cache_contract: ContractName | None = None
-    """By which what its engine reused is counted; None: an upstream counts by itself."""
+    """The contract by which reused tokens are counted; None: an upstream counts by itself."""
     parent: str | None = None
     """The model that this one adapts; None: it stands for itself."""
     ignores_unknown: bool = False

@@ -57,7 +57,7 @@ class _Queue:
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
-        """That its oldest request came with."""
+        """The weight that its first request came with."""
         self.tickets: OrderedDict[QueueTicket, None] = OrderedDict()
 
 
@@ -89,7 +89,7 @@ class WaitingRoom:
         self._service_s: float | None = None
         """How long a slot is taken, lately; None: not known yet."""
         self._first_s = 0.0
-        """From when it is served to its first token, lately."""
+        """The time from being served to the first token, lately."""
 
     @property
     def _num_slots(self) -> int:

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_S = 2.0
 PROBE_TIMEOUT_S = 2.0
-"""For each store."""
+"""Bounds the probe of each store."""
 FULL_BYTES = 256 * 1024
 """With less room the disk counts as full before a write fails: a few requests would fill it."""
 LOW_BYTES, LOW_SHARE = 64 * 1024 * 1024, 0.05

@@ -17,7 +17,7 @@ from gateway.fleet.replica import ObservedReplica
 
 KEY = "tollgate:observations"
 KEPT_S = 24 * 60 * 60
-"""After the last change of any upstream."""
+"""Observations are kept this long after the last change of any upstream."""
 ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Observation)
 
 

@@ -43,7 +43,7 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     route: Route
     """The route of the model that the body names."""
     idempotency_key: str | None = None
-    """Under which it is answered once."""
+    """The key under which it is answered once."""
     deadline_s: float | None = None
     """Seconds until the whole answer must be there."""
     shows_cost: bool = False

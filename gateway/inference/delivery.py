@@ -21,7 +21,7 @@ from gateway.pauses import SetPaused
 
 MAX_QUEUED_CHUNKS = 64
 MAX_QUEUED_BYTES = 64 * 1024
-"""And one chunk."""
+"""A queue may exceed this by one chunk."""
 
 
 class Delivery:

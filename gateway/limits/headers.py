@@ -18,7 +18,7 @@ NAMES = {
     for kind in SHOWN.values()
 }
 MAX_MOMENTS = 256
-"""That are remembered: most buckets are full within the same few seconds."""
+"""At most this many moments are remembered: most buckets are full within the same few seconds."""
 
 
 def to_duration(seconds: float) -> str:

@@ -76,11 +76,11 @@ class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one bucket, as of the verdict."""
 
     limit: int
-    """Per minute."""
+    """The limit per minute."""
     remaining: int
     """How much would be admitted now; a full bucket holds `burst(limit)`."""
     reset_s: float
-    """Until the bucket is full."""
+    """Seconds until the bucket is full."""
 
 
 RateState = Mapping[str, RateWindow]

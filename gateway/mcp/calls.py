@@ -23,7 +23,7 @@ from mcp_bridge.trust.call_records import CountOutcome
 from mcp_bridge.trust.policy import CallState, ToolRule
 
 TAINT_S = 3600
-"""Since something that taints was said last."""
+"""A taint lasts this long after the last answer that taints."""
 MAX_TAINTED = 10_000
 """Callers of one org that are kept by name, so that somebody can lift it: the longest tainted are
 left out, and are clean within TAINT_S all the same."""

@@ -25,7 +25,7 @@ from gateway.vault.token_endpoint import UpstreamClient
 
 TYPE = "JWT"
 ASSERTION_S = 60
-"""For as long as the server may take to ask for it."""
+"""Our assertion is valid this long: the server must ask for a token by then."""
 
 
 class Exchanges:

@@ -44,7 +44,7 @@ from mcp_bridge.trust.call_records import CallRecord, ReadRecord, Ticket
 log = logging.getLogger(__name__)
 
 MAX_CALLERS = 20_000
-"""That one worker remembers."""
+"""One worker remembers at most this many callers."""
 
 
 class Callers:

@@ -39,7 +39,7 @@ DOCUMENT = ROOT + "/client"
 MAX_DISCOVERING = 16
 """People for whom a server and its issuer are asked at once, by one worker; others wait."""
 TENANTS = "tenant"
-"""In the query of a start: for all of the tenant."""
+"""Marks, in the query of a start, a sign-in for all of the tenant."""
 
 
 class SignedInAt(msgspec.Struct, frozen=True, kw_only=True):

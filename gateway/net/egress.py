@@ -38,9 +38,9 @@ from gateway.net.egress_targets import (
 )
 
 TIMEOUT_S = 5.0
-"""For all of it: name, connection, redirects, body; once it is its turn."""
+"""Bounds all of a request once it has its turn: name, connection, redirects, body."""
 WAIT_S = 5.0
-"""For that turn."""
+"""Bounds the wait for that turn."""
 MAX_BODY_BYTES = 256 * 1024
 MAX_REDIRECTS = 3
 MAX_CONCURRENT = 32
@@ -109,7 +109,8 @@ class Turns:
         self._per_host = per_host
         self._all = asyncio.Semaphore(MAX_CONCURRENT)
         self._hosts: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
-        """With a mark for each that has or awaits a turn there: without one it is forgotten."""
+        """Each host's semaphore, and a mark for each request that has or awaits a turn there. A
+        host without marks is forgotten."""
         self._waiting = 0
 
     @asynccontextmanager

@@ -19,7 +19,7 @@ from gateway.settings.file import SettingsError
 from gateway.settings.load import Settings
 
 REACH_TIMEOUT_S = 10.0
-"""For each of them."""
+"""Bounds the attempt to reach each of them."""
 
 
 async def check_databases(settings: Settings) -> None:

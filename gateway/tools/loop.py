@@ -95,7 +95,7 @@ class LoopCall(msgspec.Struct, frozen=True, kw_only=True):
     """The generation of the first round; its own encoder is not used."""
     steps: LoopEncoder
     servers: Mapping[str, McpTool]
-    """By label."""
+    """The servers by their labels."""
     choice: Any
     """The request's `tool_choice`."""
     parallel: bool = True
@@ -107,7 +107,7 @@ class LoopCall(msgspec.Struct, frozen=True, kw_only=True):
     with_approved: Callable[[Sequence[McpCall]], list[dict[str, Any]]] | None = None
     """The messages of the first round, with what came of those."""
     new_meter: Callable[[], RequestMeter]
-    """For each round but the first."""
+    """Makes the meter of each round but the first."""
 
 
 class _RoundEncoder:

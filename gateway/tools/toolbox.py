@@ -24,9 +24,9 @@ class NeedsApproval(msgspec.Struct, frozen=True, kw_only=True):
 
     message: str
     id: str
-    """By which it is answered."""
+    """The id by which the approval is answered."""
     by_caller: bool = False
-    """It is whoever called that answers; else an administrator."""
+    """True if the caller answers; otherwise an administrator does."""
 
 
 class RefusedCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -78,7 +78,7 @@ class UpstreamCredential(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None
     """The moment at which the access token expires."""
     refused_at: datetime | None
-    """Since when the upstream's authorization server refuses it."""
+    """The moment since which the upstream's authorization server refuses it."""
     created_at: datetime
     updated_at: datetime
 

@@ -42,11 +42,11 @@ from gateway.vault.token_endpoint import TokenEndpoint, TokenRefusal, TokenRespo
 
 STATE_PURPOSE = "upstream-consent-state"
 SIGN_IN_S = 600.0
-"""From the first redirect to the last."""
+"""A sign-in may take this long, from the first redirect to the last."""
 REFRESH_BEFORE_S = 60.0
 """A token that ends within it is not begun with."""
 EXCHANGED_S = 300.0
-"""So long, at most, an exchanged token is used again."""
+"""An exchanged token is used again for this long at most."""
 MAX_EXCHANGED = 10_000
 MAX_REFRESHING = 256
 """Tokens that are asked for at once, by one process."""

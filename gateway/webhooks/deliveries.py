@@ -25,13 +25,13 @@ LEASE_S = 60.0
 """Longer than an attempt can take, with what is written of it."""
 FORGET_S = 30 * 86_400
 LIFETIME_S = 24 * 3600.0
-"""From the event, or from the last time that somebody asked for it, to when it is given up."""
+"""A delivery is given up this long after its event, or after somebody asked for it again."""
 FIRST_DELAY_S = 5.0
 GROWTH = 3.0
 MAX_DELAY_S = 3 * 3600.0
 SPREAD = 0.2
 MAX_RETRY_AFTER_S = 3600.0
-"""So long a receiver may put us off at a time."""
+"""A receiver may put us off by this much at a time."""
 MAX_EXPONENT = 16
 SWEEP_BATCH = 1000
 MAX_FAILURE_LENGTH = 200
@@ -68,7 +68,7 @@ class LeasedDelivery(msgspec.Struct, frozen=True, kw_only=True):
     event_id: str
     body: str
     attempts: int
-    """This one included."""
+    """The number of attempts, with this one."""
     url: str
     secret_sealed: bytes
     secret_id: str

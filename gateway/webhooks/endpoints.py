@@ -46,7 +46,7 @@ class EndpointRecord(msgspec.Struct, frozen=True, kw_only=True):
 class EndpointOnce(msgspec.Struct, frozen=True):
     endpoint: EndpointRecord
     secret: str
-    """For this once."""
+    """The secret, which is shown only this once."""
 
     def __repr__(self) -> str:
         return f"EndpointOnce({self.endpoint.id})"

@@ -37,7 +37,7 @@ class Occurrence(msgspec.Struct, frozen=True):
     id: str
     event: WebhookEvent
     is_for_operators: bool = False
-    """Beside the org that it is about."""
+    """True if operators get the event, beside the org that it is about."""
 
 
 async def fan_out(db: AsyncEngine) -> int:

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 BYTES_PER_TOKEN = 4  # of JSON, about, whatever the tokenizer is
 MAX_INDICES = 32
-"""That one worker keeps: one for each catalogue that somebody sees."""
+"""One worker keeps this many indices: one for each catalogue that somebody sees."""
 COST_META = "tollgate/catalogue"
 SCHEMAS: dict[str, CompiledSchema] = {
     str(one["name"]): compile_schema(one["inputSchema"]) for one in DESCRIPTORS

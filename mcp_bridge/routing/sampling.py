@@ -21,7 +21,7 @@ from mcp_bridge.upstream.upstream import Upstream, as_object
 
 SAMPLING = "sampling/createMessage"
 WINDOW_S = 60.0
-"""In which a server may sample outside of requests as often as during one."""
+"""In each such window a server may sample outside of requests as often as during one."""
 
 
 class SampledState(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -19,7 +19,7 @@ from mcp_bridge.protocol.translation import to_input_required
 from mcp_bridge.upstream.upstream import Unreachable, as_object
 
 KEY = "tollgate/sign_in"
-"""Among `inputRequests`, and the answers to them."""
+"""The key of our request among `inputRequests`, and of its answer."""
 RESPONSES = "inputResponses"
 MESSAGE = "Sign in at {server}, so that it can be asked in your name."
 

@@ -51,12 +51,13 @@ CONNECT_TIMEOUT_S = 5.0
 POOL_TIMEOUT_S = 5.0
 """How long a request waits for a free connection."""
 READ_TIMEOUT_S = 300.0
-"""Between two pieces of an answer; servers send keepalives on open streams more often."""
+"""Bounds the wait between two pieces of an answer; servers send keepalives on open streams more
+often."""
 WRITE_TIMEOUT_S = 10.0
 SETUP_TIMEOUT_S = 15.0
-"""For a handshake or a discovery."""
+"""Bounds a handshake or a discovery."""
 MAX_CONNECTIONS = 64
-"""For requests; endless streams have MAX_STREAMS besides."""
+"""The connections for requests; endless streams have MAX_STREAMS besides."""
 MAX_STREAMS = 64
 MAX_IDLE_CONNECTIONS = 16
 IDLE_S = 30.0
@@ -183,7 +184,7 @@ class Upstream:
         self.breaker = Breaker(config.name)
         self._ids = 0
         self._described: dict[bool, ServerDescription] = {}
-        """By whether the newer era was wanted."""
+        """The description by whether the newer era was wanted."""
         self._describing = asyncio.Lock()
         self.schemas = HeaderSchemas()
         self.shortened = ShortenedNames()

@@ -54,7 +54,7 @@ BEGINNING = datetime(2024, 1, 30, tzinfo=UTC)
 DAY_S = 24 * 3600
 DAYS_A_KILL = 2
 DAYS_BEHIND = {"gateway-1": 20}
-"""By whose clock it is earlier: what it books comes too late for the month that it was used in."""
+"""Days that a gateway's clock is behind: what it books comes too late for the month of its use."""
 INVOICE_INTERVAL_S = 0.2
 ACCOUNTS = {
     "org_0": BillingTerms(grace_hours=0),

@@ -61,7 +61,7 @@ class StepSize(NamedTuple):
     num_tokens: int
     num_seqs: int
     num_rows: int
-    """That are sampled from."""
+    """The rows that tokens are sampled from."""
 
 
 class StepLayout:

@@ -30,7 +30,7 @@ MAX_CPU_S = 1.0
 """The processor time of a compilation, on one core; some hundred times what a large schema
 takes."""
 MAX_MEMORY_BYTES = 1024**3
-"""Beside the tokenizer; virtual."""
+"""The virtual memory that a compilation may take, beside the tokenizer's."""
 TOO_MUCH = f"grammar takes more than {MAX_CPU_S:g} s or too much memory to compile"
 OF_THE_GRAMMAR = frozenset((-signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV))
 """Return codes: out of time, of memory, of stack. Of anything else, such as being killed where the

@@ -32,7 +32,7 @@ from gateway.generate_request import GenerateRequest
 from gateway.generation_events import CacheCause
 
 PREFIX_TOKENS = 128
-"""By which prompts are told apart whose clients name no key."""
+"""Prompts whose clients name no key are told apart by this many first tokens."""
 PREFIX_CHARS = 512
 """About as much as `PREFIX_TOKENS`."""
 DIGEST_BYTES = 8

@@ -34,7 +34,7 @@ class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
     """The request of one attempt to an engine: the payload of a `PreparedRequest`."""
 
     request: EngineRequest
-    """Without the caller and the deadline, which `stream` adds."""
+    """The request without the caller and the deadline, which `stream` adds."""
     reader: Callable[[], Reader] | None = None
     """None: as a conversation is read."""
     param_names: Mapping[str, str]

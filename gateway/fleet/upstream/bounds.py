@@ -84,7 +84,7 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
     max_output_tokens: int | None
     """Per choice, where the client names no bound."""
     field: MaxTokensField
-    """That the upstream knows."""
+    """The field for the output bound that the upstream knows."""
     encode: Encode | None
 
     def input_size(self, body: dict[str, Any], payload: bytes, is_capped: bool) -> InputSize:

@@ -66,9 +66,10 @@ PLAIN_PATHS = ("completions", "embeddings")
 """Behind the base URL."""
 CONNECT_TIMEOUT_S = 5.0
 BODY_TIMEOUT_S = 600.0
-"""For an answer that comes in one piece; the official SDK waits as long."""
+"""Bounds an answer that comes in one piece; the official SDK waits as long."""
 AFTER_DONE_TIMEOUT_S = 0.1
-"""For the end of the response behind `[DONE]`: what was read to its end can be used again."""
+"""Bounds the wait for the response's end behind `[DONE]`: a connection that was read to the end can
+be used again."""
 ERROR_TIMEOUT_S = 10.0
 MAX_CONNECTIONS = 1024
 MAX_IDLE_CONNECTIONS = 256

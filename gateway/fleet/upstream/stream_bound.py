@@ -12,12 +12,13 @@ from collections.abc import Callable
 from gateway.fleet.upstream.meter import BrokenAnswer, UpstreamMeter
 
 IDLE_TIMEOUT_S = 120.0
-"""Between two reads of a stream, the first included."""
+"""Bounds the time between two reads of a stream, the first included."""
 SILENCE_S = 600.0
-"""Without a byte of text, from the head on: as long as an answer in one piece may take. A model
-that thinks unseen sends signs of life."""
+"""Bounds the time without a byte of text, from the head on: an answer in one piece may take as
+long. A model that thinks unseen sends signs of life."""
 END_S = 10.0
-"""From the last choice's end to the usage and `[DONE]`: the client has its answer."""
+"""Bounds the time from the last choice's end to the usage and `[DONE]`: the client has its answer.
+"""
 LEAST_BYTES = 4 * 1024 * 1024
 """A stream that may write a single token may have this many bytes; one event may be as large."""
 BYTES_PER_TOKEN = 16 * 1024

@@ -25,7 +25,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 MAX_BATCH = 64
 MAX_BATCHES = 2
-"""On their way at a time: one is answered while the other is read."""
+"""This many batches are on their way at a time: one is answered while the other is read."""
 WORTH_A_BATCH = 8
 """Commands that must wait before they go out behind a batch that is not answered yet."""
 MAX_QUEUED = 4096

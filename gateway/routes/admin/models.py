@@ -55,7 +55,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     kind: str
     available: bool
-    """Some replica is."""
+    """True if one of its replicas is available."""
     replicas: list[ReplicaView]
     cache_contract: CacheContractView | None
     """Null: an upstream counts by itself."""

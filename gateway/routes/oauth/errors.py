@@ -40,7 +40,7 @@ MACHINES = (
     "/oauth/passkeys/sign-in",
     "/oauth/passkeys/register",
 )
-"""With what is below them; all others are pages."""
+"""These paths and all below them are no pages; all others are."""
 CODES: Mapping[int, str] = {
     401: "invalid_token",
     403: "insufficient_scope",

@@ -28,7 +28,7 @@ from gateway.tenancy.idempotency_keys import Answer, Claim, IdempotencyKeys
 from gateway.wire.shared.refusals import unsupported
 
 Make = Callable[[AsyncConnection], Awaitable[msgspec.Struct]]
-"""In a transaction of the tenant's; returns what its client is shown."""
+"""Creates in a transaction of the tenant, and returns what the client is shown."""
 
 
 class Creation(msgspec.Struct, frozen=True):

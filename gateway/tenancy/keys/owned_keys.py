@@ -30,7 +30,7 @@ class KeyOwner(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     email: str | None
     role: str
-    """In the org."""
+    """The owner's role in the org."""
     project_role: str
     """A user without a membership is `member` by being at home everywhere."""
     created_at: datetime

@@ -29,7 +29,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     org_name: str
     project_name: str | None
     archived: bool
-    """Its project or organization is."""
+    """True if its project or organization is archived."""
     role: Role | None
     """The role of the key's owner; None: the key has no owner."""
     owner_active: bool
@@ -37,7 +37,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     owned_projects: frozenset[str]
     """The projects that the key's owner is an owner of."""
     key_plan: Plan
-    """With the key's own limits."""
+    """The key's plan, with the key's own limits."""
     project_plan: Plan
     org_plan: Plan
     expires_at: datetime | None

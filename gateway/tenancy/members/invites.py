@@ -73,7 +73,7 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
 class CreatedInvite(msgspec.Struct, frozen=True, kw_only=True):
     invite: Invite
     token: str
-    """For this once."""
+    """The token, which is shown only this once."""
 
     def __repr__(self) -> str:
         return f"CreatedInvite({self.invite.id})"

@@ -35,7 +35,7 @@ class McpServerHealth(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds, as all times."""
     last_answer_at: int | None
     retry_at: int | None
-    """Before which nobody asks it."""
+    """Nobody asks the server before this moment."""
 
 
 class McpServer(msgspec.Struct, frozen=True, kw_only=True):

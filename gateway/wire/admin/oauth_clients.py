@@ -39,7 +39,7 @@ class ClientWritten(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     project_id: Id | None = None
     """The project that is billed; None: a project of the user."""
     service_account_id: Id | None = None
-    """Whom it acts for when it comes alone."""
+    """The service account that it acts for when it comes alone."""
     plan: Id | None = None
     """The limits that all holders of its tokens share; None: no limits of its own."""
 

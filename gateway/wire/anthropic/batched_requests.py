@@ -37,7 +37,7 @@ _NEXT: dict[str, dict[bytes, str]] = {
     "after": {b",": "key", b"}": "end"},
     "first key": {b"}": "end"},
 }
-"""By what is expected: what may stand there, and what is expected then."""
+"""For each expectation, the bytes that may follow, and the expectation after each."""
 
 
 class BatchedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

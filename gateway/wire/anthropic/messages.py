@@ -83,7 +83,8 @@ NOT_YET = {
 
 class ScopedCacheControl(CacheControl):
     scope: Annotated[str, Meta(max_length=MAX_SCOPE_CHARS)] | None = None
-    """Whom the vendor shares a kept prompt with; here nobody outside the organization."""
+    """The circle in which the vendor shares a kept prompt; here it stays within the organization.
+    """
 
 
 class TextBlock(StrictStruct, tag_field="type", tag="text"):

@@ -26,7 +26,7 @@ class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     """The event's name, too."""
     sequence_number: int
-    """From 0, without a gap."""
+    """Counts the events from 0, without a gap."""
 
 
 class StatusEvent(ResponseEvent, frozen=True, kw_only=True):

@@ -39,7 +39,8 @@ NOT_APPROVED = "This call was not approved."
 NOT_YET_APPROVED = "This call waits for somebody to approve it."
 NONCE_CHARS = 16
 ROUND_CHARS = 8
-"""At the end of a call's id: the same for all that the model made in one answer."""
+"""This many characters at the end of a call's id are the same for all calls that the model made in
+one answer."""
 
 
 def to_mcp_item(item: InMcpItem, new_id: Callable[[str], str]) -> McpItem:

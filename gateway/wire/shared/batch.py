@@ -31,7 +31,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     project_id: str
     key_id: str
-    """By whose limits, prices and permissions its requests run."""
+    """The key whose limits, prices and permissions its requests run under."""
     endpoint: str
     input_file_id: str
     completion_window: str

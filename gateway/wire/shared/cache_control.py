@@ -29,7 +29,7 @@ class CacheControl(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 Mark = tuple[str, CacheControl]
-"""With the path of the field."""
+"""The path of a field, and its cache mark."""
 
 
 class Block(NamedTuple):

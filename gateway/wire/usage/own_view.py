@@ -124,7 +124,7 @@ class GenerationData(msgspec.Struct, frozen=True, kw_only=True):
     project_id: str
     api_key_id: str
     tags: dict[str, str]
-    """That it carried."""
+    """The tags that the request carried."""
     attempts: list[AttemptView]
 
 

@@ -16,9 +16,9 @@ from mcp_bridge.upstream.openapi.errors import HttpFailed
 from mcp_bridge.upstream.redaction import without
 
 READ_TIMEOUT_S = 120.0
-"""Between two pieces of an answer."""
+"""Bounds the wait between two pieces of an answer."""
 ANSWER_TIMEOUT_S = 300.0
-"""From the request to the end of its answer."""
+"""Bounds the time from the request to the end of its answer."""
 WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS", "DELETE"))
 """Methods whose empty body has no `content-length` (RFC 9110, 8.6)."""
 

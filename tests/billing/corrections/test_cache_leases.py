@@ -58,7 +58,7 @@ EVENT = "019aa0c5-0000-7000-8000-000000000001"
 ENGINE = LiveEngine("host/unix:/e", "engine-1", 0.0)
 """Known for long."""
 ANOTHER = LiveEngine("host/unix:/e", "engine-2", 4e9)
-"""In its place; known from after all that was granted."""
+"""An engine in its place, known only from after all that was granted."""
 NOVEMBERS = ReratingScope(org_id="org_a", start=at(2026, 11, 1), end=at(2026, 12, 1))
 
 

@@ -40,7 +40,7 @@ PREMIUM: dict[Ttl, int] = {"5m": 25, "1h": 100}
 MINUTES = {"5m": 5, "1h": 60}
 PLACE = "here"
 MONTHS = (DECEMBER, JANUARY, at(2027, 2, 1))
-"""In which it is billed; the last one has what came to be known by the end."""
+"""Usage is billed in these months; the last one has what came to be known by the end."""
 
 
 class Written(msgspec.Struct):

@@ -39,7 +39,7 @@ from tests.gateway.office import Office, PlainEncoder, WatchedLimiter
 STALLED_S = 2.0
 CHUNK_BYTES = 8192
 READ_BYTES = 256 * 1024
-"""That asyncio takes from a socket at once."""
+"""asyncio takes this many bytes from a socket at once."""
 WIDE = Plan(name="wide", tokens_per_minute=100_000_000, max_concurrent_streams=100)
 
 

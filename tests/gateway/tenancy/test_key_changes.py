@@ -31,7 +31,7 @@ from tests.gateway.auth.bearer.test_api_keys import PEPPER, PEPPER_ID, authentic
 ALICE = Actor(kind="user", id="user_alice", ip="203.0.113.9", request_id="req_1")
 NEW = {"pepper": PEPPER, "pepper_id": PEPPER_ID}
 SECOND_S = 1.0
-"""In which every worker knows."""
+"""Every worker knows of a change within this time."""
 
 
 async def row_of(db: AsyncEngine, created: CreatedKey) -> KeyRow:

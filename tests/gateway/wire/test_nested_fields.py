@@ -112,7 +112,7 @@ ONE_VALUE = {
     "tool_choice.type",
     "tool_choice.allowed_tools.tools[].type",
 }
-"""That is taken, or that goes with the fields around it."""
+"""Fields that are taken, or that go with the fields around them."""
 NESTED = {row.path: row for row in rows(CHAT) if "." in row.path}
 REFUSED = [row for row in NESTED.values() if row.treatment == "refused"]
 

@@ -28,8 +28,8 @@ from engine.text.output_parser.reading.json_text import JsonText
 MAX_CALLS = 128
 """The bound on calls of one output; text follows them."""
 MAX_HELD_CHARS = 16 * 1024
-"""From where a call may begin to where it does: markers, its name and, in some orders, its
-arguments."""
+"""Bounds the text between where a call may begin and where it does: markers, its name and, in some
+orders, its arguments."""
 MAX_WHITE_CHARS = 1024
 """The bound on whitespace that may belong to the text or to the format."""
 WHITE = " \t\n\r"

@@ -34,7 +34,7 @@ class CacheLeaseView(msgspec.Struct, frozen=True, kw_only=True):
     end_tokens: int
     granted_at: int
     kept_until: int
-    """At least; who reads it prolongs it."""
+    """The lease lasts at least until then; each read prolongs it."""
     ended_at: int | None
     outcome: Outcome | None
     refunded_usd: str | None

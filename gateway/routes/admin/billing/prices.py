@@ -60,9 +60,9 @@ class PriceListView(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     currency: str = "usd"
     num_models: int
-    """With a price of the list's own now."""
+    """The number of models that have a price of the list's own now."""
     rules: list[RuleView]
-    """In force now or later."""
+    """The rules that are in force now or later."""
 
 
 class PriceView(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ Timezone = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_+/-]{1,64}\Z")]
 Said = Annotated[str, Meta(pattern=r"^[\x20-\x7e]{1,200}\Z")]
 LineId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}\Z")]
 Moment = Annotated[int, Meta(ge=0, le=4_102_444_800)]
-"""Until 2100."""
+"""Unix seconds until the year 2100."""
 
 
 class NewTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -37,7 +37,7 @@ class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
     """The value of the currency's smallest coin."""
     total: str | None
     credited: str | None
-    """By credit notes."""
+    """The sum of its credit notes."""
     settled: str | None
     """Paid, or taken from what was paid in advance."""
     due: str | None

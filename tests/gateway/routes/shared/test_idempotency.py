@@ -47,7 +47,7 @@ SECRET = "sk-tg-" + "a" * 43
 
 
 freezing: dict[str, tuple[asyncio.Event, asyncio.Event]] = {}
-"""By where it happens: it has, and it ends."""
+"""For each place that freezes: an event set when it did, and one that ends it."""
 
 
 async def frozen(place: str) -> None:
