@@ -36,7 +36,7 @@ from gateway.files.uploads import Upload
 from gateway.http_errors.table import RequestTooLarge
 from gateway.routes.anthropic.messages import messages, names_version
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, project_of, services
-from gateway.routes.shared.body import refuse_coded
+from gateway.routes.shared.body import refuse_coded, refuse_other_types
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.generation import TAGS as TAGS_HEADER
 from gateway.routes.shared.idempotent_creation import check_may_stay, create_once
@@ -80,6 +80,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
         raise NotAllowed(FIELD, "a batch is created with an API key: it outlives a token")
     check_may_stay(principal, FIELD)
     refuse_coded(request.scope["headers"])
+    refuse_other_types(request.scope["headers"])
     tags = read_tags(request.scope["headers"])
     upload = await begin(request)
     try:

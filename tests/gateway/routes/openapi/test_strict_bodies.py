@@ -95,3 +95,10 @@ def test_refusals_of_models_in_anthropics_shape(worker: Running) -> None:
     path = "/v1/models/nobody"
     assert check_refused(worker, "GET", path, worker.everything, headers=named) == 404
     assert check_refused(worker, "GET", path, None, headers=named) == 401
+
+
+def test_a_body_of_batched_messages_is_json(worker: Running) -> None:
+    """It is read as it comes, not as the others are."""
+    path, key = "/v1/messages/batches", worker.everything
+    for header, value in (("content-type", "text/plain"), ("content-encoding", "gzip")):
+        assert check_refused(worker, "POST", path, key, data=b"{}", headers={header: value}) == 415
