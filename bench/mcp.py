@@ -55,7 +55,7 @@ from bench.tools.load import closed_loop, open_loop
 from bench.tools.mcp_load import (
     ACCEPT,
     TIMEOUT_S,
-    Place,
+    McpTarget,
     Requests,
     call_of,
     check,
@@ -121,8 +121,8 @@ class Gateway(NamedTuple):
     home: Home
     meter: Meter
 
-    def place(self, namespace: str) -> Place:
-        return Place(f"{self.base}/mcp/{self.org_id}/{self.project_id}/{namespace}", self.key)
+    def place(self, namespace: str) -> McpTarget:
+        return McpTarget(f"{self.base}/mcp/{self.org_id}/{self.project_id}/{namespace}", self.key)
 
 
 @contextmanager
@@ -240,7 +240,7 @@ class Bench(NamedTuple):
         era, place = SITES[pair.server], self.gateway.place(pair.server)
         found: dict[str, Any] = {}
         for title, rate in RATES_PER_S.items():
-            direct = Requests(Place(f"{self.url}/{pair.server}"), era, *call_of(TOOL), 1)
+            direct = Requests(McpTarget(f"{self.url}/{pair.server}"), era, *call_of(TOOL), 1)
             asked = Requests(place, pair.client, *call_of(name), CONNECTIONS)
             found[title] = self.added(direct, asked, rate)
         return {
@@ -277,7 +277,7 @@ class Bench(NamedTuple):
 
     def lists(self) -> dict[str, Any]:
         place = self.gateway.place("many")
-        asked = {"straight": Requests(Place(f"{self.url}/many"), MODERN, "tools/list", {}, 1)}
+        asked = {"straight": Requests(McpTarget(f"{self.url}/many"), MODERN, "tools/list", {}, 1)}
         for era in (MODERN, LEGACY):
             asked[era] = Requests(place, era, "tools/list", {}, CONNECTIONS)
         found = {}
@@ -296,7 +296,7 @@ class Bench(NamedTuple):
         }
 
 
-async def with_sessions(place: Place, count: int, meter: Meter) -> dict[str, float]:
+async def with_sessions(place: McpTarget, count: int, meter: Meter) -> dict[str, float]:
     """The worker's memory while they are open, each with its stream."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=1)
     async with httpx.AsyncClient(headers=place.headers, timeout=TIMEOUT_S, limits=limits) as http:
@@ -324,7 +324,7 @@ async def with_sessions(place: Place, count: int, meter: Meter) -> dict[str, flo
                 await http.delete(place.url, headers=headers)
 
 
-def opened_and_called(place: Place) -> str:
+def opened_and_called(place: McpTarget) -> str:
     with httpx.Client(headers={**place.headers, **ACCEPT}, timeout=TIMEOUT_S) as http:
         session = open_session(http, place.url)
         headers, body = legacy(*call_of(f"old__{TOOL}"), session)

@@ -32,7 +32,7 @@ SECONDS_EACH = 0.05
 Table = dict[str, dict[str, dict[str, int]]]
 
 
-class Asked(dict[str, dict[str, int]]):
+class RecordingTable(dict[str, dict[str, int]]):
     """A table of one operation that notes which keys are asked for."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Trial:
     def __init__(self, here: Place, workload: Any) -> None:
         self._place, self._workload = here, workload
         workload.prepare()  # modules ask for other keys while they are imported
-        asked = Asked()
+        asked = RecordingTable()
         with using({workload.op: asked}):
             calls = workload.prepare()
             self._results = [call().double() for call in calls]

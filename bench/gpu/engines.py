@@ -28,20 +28,20 @@ OPTIONAL = {"deterministic": "deterministic", "fp8_kv": "kv_cache_dtype"}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EngineSwitches:
     """Beside a configuration. None leaves the engine's own choice."""
 
     deterministic: bool | None = None
     fp8_kv: bool | None = None
 
 
-def lacking(asked: Asked) -> list[str]:
+def lacking(asked: EngineSwitches) -> list[str]:
     """Fields of `EngineConfig` that are asked for and not there."""
     wanted = [field for name, field in OPTIONAL.items() if getattr(asked, name) is not None]
     return [field for field in wanted if field not in EngineConfig.__struct_fields__]
 
 
-def configuration(asked: Asked, **fields: Any) -> EngineConfig:
+def configuration(asked: EngineSwitches, **fields: Any) -> EngineConfig:
     """Raises Lacking."""
     absent = lacking(asked)
     if absent:
@@ -83,18 +83,20 @@ def prompts(place: Place) -> list[list[int]]:
     return [[3 + (7 * i + 13 * n) % 190 for i in range(n)] for n in lengths]
 
 
-def answers(place: Place, folder: Path, asked: Asked | None = None, **fields: Any) -> list[Said]:
+def answers(
+    place: Place, folder: Path, asked: EngineSwitches | None = None, **fields: Any
+) -> list[EngineAnswer]:
     """Return what an engine answers to `prompts`, by id; chunks of at most 64 tokens, so that they
     are cut.
     """
     given: dict[str, Any] = {"num_blocks": 128, "max_num_batched_tokens": 64, "itl_target_s": 0.0}
     given |= {"max_num_seqs": 8, "device": place.device.type} | fields
-    with engine(configuration(asked or Asked(), model=folder, **given)) as core:
+    with engine(configuration(asked or EngineSwitches(), model=folder, **given)) as core:
         return ask(core, prompts(place), place.pick(40, 2), logprobs=1)
 
 
 @dataclass
-class Said:
+class EngineAnswer:
     """One request's answer."""
 
     token_ids: list[int]
@@ -111,10 +113,10 @@ def ask(
     adapters: Sequence[str] | None = None,
     after_step: Callable[[int], None] | None = None,
     **params: Any,
-) -> list[Said]:
+) -> list[EngineAnswer]:
     """Everything at once, to the end; greedy unless `params` say otherwise."""
     params = {"temperature": 0.0, "ignore_eos": True} | params
-    by_id: dict[str, Said] = {}
+    by_id: dict[str, EngineAnswer] = {}
     for i, prompt in enumerate(prompts):
         sampling = SamplingParams(max_tokens=max_tokens, **params)
         request = EngineRequest(
@@ -124,7 +126,7 @@ def ask(
             adapter=adapters[i] if adapters else "",
         )
         core.add(request)
-        by_id[str(i)] = Said([], [])
+        by_id[str(i)] = EngineAnswer([], [])
     steps = 0
     while core.has_work():
         for output in core.step():
@@ -136,7 +138,7 @@ def ask(
     return list(by_id.values())
 
 
-def _take(answer: Said, output: EngineOutput) -> None:
+def _take(answer: EngineAnswer, output: EngineOutput) -> None:
     answer.token_ids += output.token_ids
     answer.logprobs += [each.chosen.logprob for each in output.logprobs or []]
     answer.finish_reason = output.finish_reason or answer.finish_reason

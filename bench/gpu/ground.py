@@ -11,17 +11,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.engines import Asked, configuration, dummy, free
+from bench.gpu.engines import EngineSwitches, configuration, dummy, free
 from bench.gpu.floors import Shape
 from bench.gpu.models import LLAMA_8B, TINY, shape_of, write_config
 from bench.gpu.place import Place
 from engine.core.engine_core import EngineCore
 
-KINDS: dict[str, tuple[Asked, dict[str, Any]]] = {
-    "bf16": (Asked(), {"dtype": "bfloat16"}),
-    "bf16, no prefix cache": (Asked(), {"dtype": "bfloat16", "prefix_caching": False}),
-    "bf16, deterministic": (Asked(deterministic=True), {"dtype": "bfloat16"}),
-    "fp8": (Asked(fp8_kv=True), {"dtype": "bfloat16", "quantization": "fp8"}),
+KINDS: dict[str, tuple[EngineSwitches, dict[str, Any]]] = {
+    "bf16": (EngineSwitches(), {"dtype": "bfloat16"}),
+    "bf16, no prefix cache": (EngineSwitches(), {"dtype": "bfloat16", "prefix_caching": False}),
+    "bf16, deterministic": (EngineSwitches(deterministic=True), {"dtype": "bfloat16"}),
+    "fp8": (EngineSwitches(fp8_kv=True), {"dtype": "bfloat16", "quantization": "fp8"}),
 }
 BATCHED_TOKENS = 8192
 MAX_MODEL_LEN = 8704

@@ -49,7 +49,7 @@ class _Reserved(msgspec.Struct, frozen=True):
     units: dict[str, int]
 
 
-class Door:
+class SimulatedAdmission:
     """`clock`: seconds, as everywhere in the simulation."""
 
     def __init__(self, rules: Rules, clock: Callable[[], float]) -> None:

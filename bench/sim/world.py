@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from pathlib import Path
 
-from bench.sim.admission import Door, Rules
+from bench.sim.admission import Rules, SimulatedAdmission
 from bench.sim.cost import Cost, Parts
 from bench.sim.orderings import Ordering
 from engine.config import BLOCK_SIZE, EngineConfig
@@ -139,7 +139,9 @@ class World:
     def __init__(self, cost: Cost, ordering: Ordering, setup: Setup) -> None:
         self.now_s = 0.0
         self.open: dict[str, Fate] = {}
-        self._door = None if setup.rules is None else Door(setup.rules, lambda: self.now_s)
+        self._gate = (
+            None if setup.rules is None else SimulatedAdmission(setup.rules, lambda: self.now_s)
+        )
         self._status: dict[Lane, LaneStatus] = {}
         self._status_at_s = -math.inf
         self._cost, self._ordering = cost, ordering
@@ -169,10 +171,10 @@ class World:
                 fate = Fate(session, turn, session.turns[turn], at_s)
                 outcome.fates.append(fate)
                 self._add(fate, f"{number}.{turn}", str(number))
-            if self._door is not None:
+            if self._gate is not None:
                 for name in scheduler.expire():
                     self.open.pop(name).was_refused = True
-                    self._door.void(name)
+                    self._gate.void(name)
             if not scheduler.has_work():
                 if coming.next_s == math.inf:
                     break
@@ -199,9 +201,9 @@ class World:
             sampling = SamplingParams(max_tokens=asked.answer, ignore_eos=True, seed=0)
             self._sampling[asked.answer] = sampling
         prompt, deadline_s = self._tokens[: asked.prompt], None
-        if self._door is not None:
-            status, deadline_s = self._status_of(lane), self._door.deadline_s(lane)
-            refused = self._door.refuses(
+        if self._gate is not None:
+            status, deadline_s = self._status_of(lane), self._gate.deadline_s(lane)
+            refused = self._gate.refuses(
                 name, fate.session.tenant, lane, prompt, asked.answer, salt=salt, status=status
             )
             if refused is not None:
@@ -220,8 +222,8 @@ class World:
             self._scheduler.add(request)
         except EngineOverloaded:
             fate.was_refused = True
-            if self._door is not None:
-                self._door.void(name)
+            if self._gate is not None:
+                self._gate.void(name)
         else:
             self.open[name] = fate
 
@@ -258,6 +260,6 @@ class World:
         if output.finished:
             fate.is_done = True
             del self.open[name]
-            if self._door is not None:
-                self._door.settle(name, fate.asked.prompt, fate.said)
+            if self._gate is not None:
+                self._gate.settle(name, fate.asked.prompt, fate.said)
         return fate

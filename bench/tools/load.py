@@ -23,7 +23,7 @@ MAX_OPEN = 256
 EVENT_END = b"\n\n"
 
 
-class Asked(Protocol):
+class LoadTarget(Protocol):
     """The requests of a load: each connection of a closed loop, and each time of an open one, has a
     `request` of its own. `url`: where to."""
 
@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
         self._carry = b""
 
     @classmethod
-    async def open(cls, target: Asked) -> Connection:
+    async def open(cls, target: LoadTarget) -> Connection:
         parts = urlsplit(target.url)
         loop = asyncio.get_running_loop()
         host, port = parts.hostname or "", parts.port or 80
@@ -179,7 +179,7 @@ def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-async def closed_loop(target: Asked, *, connections: int, duration_s: float) -> Tally:
+async def closed_loop(target: LoadTarget, *, connections: int, duration_s: float) -> Tally:
     tally = Tally()
     begun_at = time.perf_counter()
     deadline = begun_at + duration_s
@@ -203,7 +203,7 @@ async def closed_loop(target: Asked, *, connections: int, duration_s: float) -> 
     return tally
 
 
-async def open_loop(target: Asked, *, rate_per_s: float, duration_s: float) -> Tally:
+async def open_loop(target: LoadTarget, *, rate_per_s: float, duration_s: float) -> Tally:
     tally = Tally()
     idle: list[Connection] = []
     open_tasks: set[asyncio.Task[None]] = set()

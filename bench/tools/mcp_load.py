@@ -28,7 +28,7 @@ CLIENT = {"name": "bench", "version": "1"}
 Params = dict[str, Any]
 
 
-class Place(NamedTuple):
+class McpTarget(NamedTuple):
     """An endpoint, and who asks there."""
 
     url: str
@@ -58,10 +58,10 @@ def legacy(method: str, params: Params, session: str) -> tuple[dict[str, str], b
 
 
 class Requests:
-    """A `bench.tools.load.Asked`: the same request in so many sessions, each in its turn. It was
-    answered well once in each of them. Raises: SystemExit, where it was not."""
+    """A `bench.tools.load.LoadTarget`: the same request in so many sessions, each in its turn. It
+    was answered well once in each of them. Raises: SystemExit, where it was not."""
 
-    def __init__(self, place: Place, era: str, method: str, params: Params, count: int) -> None:
+    def __init__(self, place: McpTarget, era: str, method: str, params: Params, count: int) -> None:
         self._place = place
         sessions: Sequence[str] = [""]
         with httpx.Client(headers=place.headers, timeout=TIMEOUT_S) as http:
@@ -90,7 +90,7 @@ class Requests:
                 http.delete(self._place.url, headers=headers).raise_for_status()
 
 
-def written(place: Place, headers: dict[str, str], body: bytes) -> bytes:
+def written(place: McpTarget, headers: dict[str, str], body: bytes) -> bytes:
     parts = urlsplit(place.url)
     given = {
         "host": parts.netloc,

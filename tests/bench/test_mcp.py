@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from bench.mcp import SITES, claims
 from bench.tools.load import closed_loop
-from bench.tools.mcp_load import Place, Requests, call_of
+from bench.tools.mcp_load import McpTarget, Requests, call_of
 from bench.tools.mcp_upstream import LEGACY, MODERN, TOOL, Server
 
 
@@ -23,7 +23,7 @@ async def url() -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("site", SITES)
 async def test_a_server_of_each_era_is_called_and_listed(url: str, site: str) -> None:
-    place, era = Place(f"{url}/{site}"), SITES[site]
+    place, era = McpTarget(f"{url}/{site}"), SITES[site]
     for asked in (call_of(TOOL), ("tools/list", {})):
         requests = await asyncio.to_thread(Requests, place, era, *asked, 2)
         tally = await closed_loop(requests, connections=2, duration_s=0.05)
@@ -35,7 +35,7 @@ async def test_what_is_no_result_ends_the_run(url: str) -> None:
     for site, method in (("new", "nothing"), ("old", "nothing"), ("nowhere", "tools/list")):
         with pytest.raises(SystemExit):
             era = SITES.get(site, MODERN)
-            await asyncio.to_thread(Requests, Place(f"{url}/{site}"), era, method, {}, 1)
+            await asyncio.to_thread(Requests, McpTarget(f"{url}/{site}"), era, method, {}, 1)
 
 
 def test_a_claim_is_of_the_worst_of_all() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 from redis.asyncio import Redis
 
-from bench.sim.admission import MODEL, Door, Rules
+from bench.sim.admission import MODEL, Rules, SimulatedAdmission
 from bench.sim.orderings import FAIR
 from bench.sim.report import Report, report
 from bench.sim.scenarios import OVERLOAD_DEADLINE_S, Scenario, budget, overload
@@ -30,7 +30,7 @@ async def test_it_lets_in_what_the_scripts_let_in(
 ) -> None:
     move_clock(monkeypatch)
     clock, rng = Clock(), random.Random(5)
-    door, limiter = Door(Rules({"org": PLAN}), clock), Limiter(redis)
+    gate, limiter = SimulatedAdmission(Rules({"org": PLAN}), clock), Limiter(redis)
     who = Principal(
         org_id="org", project_id="org", key_id="org", key_hint="", scopes=frozenset(), org_plan=PLAN
     )
@@ -39,7 +39,7 @@ async def test_it_lets_in_what_the_scripts_let_in(
         clock.now += rng.choice([0.0, 0.25, 1.0, 4.0])
         await redis.set(CLOCK_KEY, 1_700_000_000_000_000 + round(clock.now * 1e6))
         prompt, answer = rng.choice([10, 100, 900, 1500, 6001]), rng.randint(1, 200)
-        refused = door.refuses(
+        refused = gate.refuses(
             str(number), "org", "interactive", [1] * prompt, answer, salt=str(number), status=IDLE
         )
         verdict = await limiter.admit(
@@ -52,30 +52,30 @@ async def test_it_lets_in_what_the_scripts_let_in(
 
 def test_what_was_not_used_is_given_back_and_what_never_ran_wholly() -> None:
     clock = Clock()
-    door = Door(Rules({"org": Plan(name="p", tokens_per_minute=600)}), clock)
+    gate = SimulatedAdmission(Rules({"org": Plan(name="p", tokens_per_minute=600)}), clock)
 
     def passes(name: str, answer: int) -> bool:
         turn = ("org", "interactive", [1] * 50, answer)
-        return door.refuses(name, *turn, salt=name, status=IDLE) is None  # type: ignore[arg-type]
+        return gate.refuses(name, *turn, salt=name, status=IDLE) is None  # type: ignore[arg-type]
 
     assert passes("a", 50) and not passes("b", 50), "a bucket holds 100"
-    door.settle("a", 50, 10)
+    gate.settle("a", 50, 10)
     assert not passes("b", 50)
-    door.void("b")  # was not let in: nothing to give back
+    gate.void("b")  # was not let in: nothing to give back
     assert not passes("b", 50)
     clock.now += 6.0
     assert passes("b", 50) and not passes("c", 1)
-    door.void("b")
+    gate.void("b")
     assert passes("c", 50)
 
 
 def test_what_would_come_too_late_is_refused_before_it_takes_anything() -> None:
     plan = Plan(name="p", requests_per_minute=6)
-    door = Door(Rules({"org": plan}, LaneDeadlines(interactive=2.0)), Clock())
+    gate = SimulatedAdmission(Rules({"org": plan}, LaneDeadlines(interactive=2.0)), Clock())
     busy = LaneStatus(waiting_tokens=1000, prefill_tokens_per_s=500.0)
 
     def refuses(name: str, status: LaneStatus) -> str | None:
-        return door.refuses(name, "org", "interactive", [1] * 10, 1, salt="s", status=status)
+        return gate.refuses(name, "org", "interactive", [1] * 10, 1, salt="s", status=status)
 
     assert refuses("a", busy) == refuses("b", busy) == "late"
     assert refuses("c", IDLE) is None

@@ -51,7 +51,7 @@ max_concurrent_streams = 8
 """
 
 
-class Asked(msgspec.Struct, frozen=True):
+class TimedAnswer(msgspec.Struct, frozen=True):
     """One answer and its moments (`time.monotonic`)."""
 
     sent_at: float
@@ -65,7 +65,7 @@ class Scene:
     def __init__(self, stack: Stack, store: Valkey, upstream: LiveUpstream) -> None:
         self.stack, self.store, self.upstream = stack, store, upstream
         self.keys = {plan: stack.create_key("--plan", plan) for plan in ("tokens", "streams")}
-        self.seen: list[Asked] = []
+        self.seen: list[TimedAnswer] = []
         self.let_go = asyncio.Event()
         self.stopping = False
         upstream.play(self.answer)
@@ -77,7 +77,7 @@ class Scene:
         usage = {"prompt_tokens": 10, "completion_tokens": USED - 10, "total_tokens": USED}
         await exchange.answer(completion(usage=usage))
 
-    async def ask(self, plan: str, words: str) -> Asked:
+    async def ask(self, plan: str, words: str) -> TimedAnswer:
         request = {
             "model": "big",
             "messages": [{"role": "user", "content": words}],
@@ -86,7 +86,7 @@ class Scene:
         headers = {"authorization": f"Bearer {self.keys[plan]}"}
         sent_at = time.monotonic()
         answer = await self.http.post("/v1/chat/completions", json=request, headers=headers)
-        return Asked(sent_at, time.monotonic(), answer.status_code)
+        return TimedAnswer(sent_at, time.monotonic(), answer.status_code)
 
     async def flood(self) -> None:
         while not self.stopping:
@@ -154,7 +154,7 @@ class Scene:
         assert expected - 0.15 < missing < expected + 0.1, f"{missing:.2f}, not {expected:.2f}"
 
 
-def check_bound(passed: list[Asked]) -> None:
+def check_bound(passed: list[TimedAnswer]) -> None:
     """Check what was asked and answered within any span of time: it was let pass within it."""
     for first in passed:
         ends: list[float] = []

@@ -19,7 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.gpu.engines import Asked, Said, answers, ask, configuration, engine, prompts
+from bench.gpu.engines import (
+    EngineAnswer,
+    EngineSwitches,
+    answers,
+    ask,
+    configuration,
+    engine,
+    prompts,
+)
 from bench.gpu.findings import Check, Finding
 from bench.gpu.place import Place
 
@@ -34,7 +42,7 @@ LORA_TARGETS = ("q_proj", "v_proj", "down_proj")
 
 
 @torch.inference_mode()
-def _compared(place: Place, model: Any, said: Sequence[Said]) -> tuple[Tensor, Tensor]:
+def _compared(place: Place, model: Any, said: Sequence[EngineAnswer]) -> tuple[Tensor, Tensor]:
     """For every token said: how far its log-probability is off, and how much less likely it is than
     the reference's choice."""
     off, regret = [], []
@@ -125,7 +133,7 @@ def adapters(place: Place) -> Iterator[Finding]:
             _write_adapter_config(paths[adapter], rank)
         names = ["one", "", "two", "one", "two"][: len(prompts(place))]
         config = configuration(
-            Asked(),
+            EngineSwitches(),
             model=folder / "base",
             device=place.device.type,
             dtype="float32",
@@ -145,9 +153,9 @@ def adapters(place: Place) -> Iterator[Finding]:
 
 
 def _compared_some(
-    place: Place, model: Any, said: Sequence[Said], rows: Sequence[int]
+    place: Place, model: Any, said: Sequence[EngineAnswer], rows: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    empty = Said([], [])
+    empty = EngineAnswer([], [])
     return _compared(place, model, [s if i in rows else empty for i, s in enumerate(said)])
 
 

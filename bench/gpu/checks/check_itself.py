@@ -25,7 +25,15 @@ from unittest import mock
 import numpy as np
 import torch
 
-from bench.gpu.engines import Asked, Said, answers, ask, configuration, engine, without_graphs
+from bench.gpu.engines import (
+    EngineAnswer,
+    EngineSwitches,
+    answers,
+    ask,
+    configuration,
+    engine,
+    without_graphs,
+)
 from bench.gpu.findings import Check, Finding, Lacking
 from bench.gpu.models import write_config
 from bench.gpu.place import Place
@@ -69,8 +77,10 @@ REGEX = "[a-c]{2,5}(-[0-9]{1,3}){1,2}"
 DUMMY = {"load_format": "dummy"}
 
 
-def _run(place: Place, folder: Path, asked: Asked | None = None, **fields: Any) -> list[Said]:
-    return answers(place, folder, asked or Asked(), **(DUMMY | fields))
+def _run(
+    place: Place, folder: Path, asked: EngineSwitches | None = None, **fields: Any
+) -> list[EngineAnswer]:
+    return answers(place, folder, asked or EngineSwitches(), **(DUMMY | fields))
 
 
 def _repeating(place: Place) -> list[list[int]]:
@@ -78,12 +88,12 @@ def _repeating(place: Place) -> list[list[int]]:
     return [[7, 8, 9] * n for n in place.pick((40, 3, 17), (4,))]
 
 
-def _texts(ours: Sequence[Said], theirs: Sequence[Said]) -> Finding:
+def _texts(ours: Sequence[EngineAnswer], theirs: Sequence[EngineAnswer]) -> Finding:
     wrong = sum(a.token_ids != b.token_ids for a, b in zip(ours, theirs, strict=True))
     return Finding("texts", float(wrong), 0.0)
 
 
-def _apart(ours: Sequence[Said], theirs: Sequence[Said], most: int) -> float:
+def _apart(ours: Sequence[EngineAnswer], theirs: Sequence[EngineAnswer], most: int) -> float:
     """Mean difference of the log-probabilities of the first `most` tokens, as far as they are the
     same: behind another token nothing can be compared."""
     differences = []
@@ -95,7 +105,9 @@ def _apart(ours: Sequence[Said], theirs: Sequence[Said], most: int) -> float:
     return sum(differences) / len(differences) if differences else math.inf
 
 
-def _same(place: Place, case: str, ours: Sequence[Said], theirs: Sequence[Said]) -> Finding:
+def _same(
+    place: Place, case: str, ours: Sequence[EngineAnswer], theirs: Sequence[EngineAnswer]
+) -> Finding:
     """Texts and log-probabilities, bit for bit. In the interpreter products are the host's, whose
     sums depend on a row's place: there within rounding."""
     pairs = list(zip(ours, theirs, strict=True))
@@ -140,8 +152,8 @@ def deterministic(place: Place, folder: Path) -> Iterator[Finding]:
     """Alone, among others, in other chunks, and preempted: the same bits."""
     half = place.pick("bfloat16", "float16")
 
-    def run(**fields: Any) -> list[Said]:
-        return _run(place, folder, Asked(deterministic=True), dtype=half, **fields)
+    def run(**fields: Any) -> list[EngineAnswer]:
+        return _run(place, folder, EngineSwitches(deterministic=True), dtype=half, **fields)
 
     together = run()
     yield _same(place, "in other chunks", run(max_num_batched_tokens=17), together)
@@ -160,9 +172,9 @@ def on_the_processor(place: Place, folder: Path) -> Iterator[Finding]:
 
 def fp8_kv(place: Place, folder: Path) -> Iterator[Finding]:
     """A float8 cache, against the processor's; and it is no cache of full width."""
-    ours = _run(place, folder, Asked(fp8_kv=True), dtype="float32")
+    ours = _run(place, folder, EngineSwitches(fp8_kv=True), dtype="float32")
     with _on_the_processor(place) as fields:
-        theirs = _run(place, folder, Asked(fp8_kv=True), dtype="float32", **fields)
+        theirs = _run(place, folder, EngineSwitches(fp8_kv=True), dtype="float32", **fields)
         full = _run(place, folder, dtype="float32", **fields)
     limit = place.pick(ROUNDED_LIMIT, WIDTH_LIMIT)
     yield Finding("log-probabilities, mean", _apart(ours, theirs, 4), limit)
@@ -180,7 +192,7 @@ def speculation(kind: str, place: Place, folder: Path) -> Iterator[Finding]:
     config |= {"max_num_batched_tokens": 64, "max_num_seqs": 8, "device": place.device.type}
     texts = []
     for fields in (given, {"run_ahead": False}):
-        with engine(configuration(Asked(), **(config | fields))) as core:
+        with engine(configuration(EngineSwitches(), **(config | fields))) as core:
             texts.append(ask(core, _repeating(place), place.pick(40, 8), logit_bias=AGAIN))
             status = core.status()
         if fields is given:
@@ -202,7 +214,7 @@ def embeddings(place: Place, folder: Path) -> Iterator[Finding]:
 
 def _embedded(place: Place, folder: Path, device: str) -> list[np.ndarray[Any, Any]]:
     config = configuration(
-        Asked(), model=folder, dtype="float32", device=device, num_blocks=64,
+        EngineSwitches(), model=folder, dtype="float32", device=device, num_blocks=64,
         max_num_batched_tokens=24, itl_target_s=0.0, **DUMMY,
     )  # fmt: skip
     prompts = [[3 + (7 * i) % 190 for i in range(n)] for n in place.pick((130, 5, 31), (29, 5))]
@@ -233,8 +245,8 @@ def grammar(place: Place, folder: Path) -> Iterator[Finding]:
     tokenizer = Tokenizer.load(PENNY)
     for guessing in place.pick(("off", "ngram"), ("ngram",)):
         config = configuration(
-            Asked(), model=folder, dtype="float32", device=place.device.type, num_blocks=64,
-            max_model_len=128, speculative=guessing, **DUMMY,
+            EngineSwitches(), model=folder, dtype="float32", device=place.device.type,
+            num_blocks=64, max_model_len=128, speculative=guessing, **DUMMY,
         )  # fmt: skip
         with engine(config) as core:
             said = ask(
@@ -258,7 +270,7 @@ def memory(place: Place, folder: Path) -> Iterator[Finding]:
 
     tokens, seqs = place.pick((2048, 128), (32, 4))
     config = configuration(
-        Asked(), model=folder, dtype="float32", device=place.device.type, itl_target_s=0.0,
+        EngineSwitches(), model=folder, dtype="float32", device=place.device.type, itl_target_s=0.0,
         num_blocks=place.pick(2048, 64), max_num_batched_tokens=tokens, max_num_seqs=seqs, **DUMMY,
     )  # fmt: skip
     with mock.patch.object(engine_core, "largest_step_bytes", watched), engine(config) as core:

@@ -28,12 +28,12 @@ PEER_DEADLINE_S = 90.0
 """Requests that ended by then count."""
 
 
-class Asked(NamedTuple):
+class TracedRequest(NamedTuple):
     prompt: list[int]
     num_output_tokens: int
 
 
-def trace(place: Place, vocab: int, count: int) -> list[Asked]:
+def trace(place: Place, vocab: int, count: int) -> list[TracedRequest]:
     """Chats, documents and long answers in one queue; the same for every count's beginning."""
     rng = random.Random(2024)
     asked = []
@@ -43,7 +43,7 @@ def trace(place: Place, vocab: int, count: int) -> list[Asked]:
         output = rng.randint(16, 256) if kind < 0.85 else rng.randint(256, 512)
         if place.tiny:
             prompt, output = prompt % 20 + 2, output % 3 + 1
-        asked.append(Asked([rng.randrange(3, vocab) for _ in range(prompt)], output))
+        asked.append(TracedRequest([rng.randrange(3, vocab) for _ in range(prompt)], output))
     return asked
 
 
@@ -66,7 +66,7 @@ def replay(ground: Ground) -> dict[str, Any]:
     return {"figure": ours["tokens_per_s"] / theirs["tokens_per_s"], "detail": detail}
 
 
-def _ours(ground: Ground, asked: list[Asked]) -> dict[str, Any]:
+def _ours(ground: Ground, asked: list[TracedRequest]) -> dict[str, Any]:
     core = ground.core("bf16")
     add(core, "warm-up", ground.prompt(8), 4)
     while core.has_work():
@@ -86,7 +86,7 @@ def _ours(ground: Ground, asked: list[Asked]) -> dict[str, Any]:
     return {"seconds": seconds, "tokens_per_s": said / seconds, "steps": steps}
 
 
-def _theirs(ground: Ground, asked: list[Asked]) -> dict[str, Any]:
+def _theirs(ground: Ground, asked: list[TracedRequest]) -> dict[str, Any]:
     import transformers
 
     transformers.logging.set_verbosity_error()

@@ -54,7 +54,7 @@ class Written(msgspec.Struct):
     outcome: str | None = None
 
 
-class Asked(msgspec.Struct):
+class BilledRequest(msgspec.Struct):
     event: UsageEvent
     written: list[Written]
     minutes_booked: int | None = None
@@ -71,7 +71,7 @@ class Machine(DatabaseMachine):
         Machine.number += 1
         self.org = f"org_{Machine.number}"
         self.engine_id, self.since = f"{self.org}-0", time.time() - 3600
-        self.all: list[Asked] = []
+        self.all: list[BilledRequest] = []
         self.invoices: list[Invoice] = []
         self.run(open_account, self.db, self.org, now=NOVEMBER)
 
@@ -84,9 +84,9 @@ class Machine(DatabaseMachine):
         }
         attempt = an_attempt(org=self.org, prices=PRICES)
         event = an_event(attempt, Quantities(uncached_input=uncached, **sums))
-        self.all.append(Asked(event, written))
+        self.all.append(BilledRequest(event, written))
 
-    def drawn(self, data: st.DataObject) -> tuple[Asked, int]:
+    def drawn(self, data: st.DataObject) -> tuple[BilledRequest, int]:
         asked = data.draw(st.sampled_from(self.all))
         return asked, data.draw(st.integers(0, len(asked.written) - 1))
 

@@ -90,7 +90,7 @@ def two_threads(threads: None) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TimedRequest:
     prompt: list[int]
     num_tokens: int
     arrives: int
@@ -105,7 +105,7 @@ def start(folder: Path, changes: dict[str, Any], **options: Any) -> EngineCore:
     return EngineCore(EngineConfig(model=folder, load_format="dummy", **(defaults | options)))
 
 
-def serve(core: EngineCore, asked: dict[str, Asked]) -> Bits:
+def serve(core: EngineCore, asked: dict[str, TimedRequest]) -> Bits:
     """Every logit that was sampled from. One that is computed twice must be the same twice."""
     bits: Bits = {}
     runner = core._stepper._runner
@@ -146,10 +146,10 @@ def serve(core: EngineCore, asked: dict[str, Asked]) -> Bits:
     return bits
 
 
-def alone(core: EngineCore, asked: dict[str, Asked]) -> Bits:
+def alone(core: EngineCore, asked: dict[str, TimedRequest]) -> Bits:
     bits: Bits = {}
     for name, one in asked.items():
-        bits |= serve(core, {name: Asked(one.prompt, one.num_tokens, 0)})
+        bits |= serve(core, {name: TimedRequest(one.prompt, one.num_tokens, 0)})
     return bits
 
 
@@ -158,7 +158,7 @@ def differences(one: Bits, other: Bits) -> list[tuple[str, int]]:
     return [key for key in one if not torch.equal(one[key], other[key])]
 
 
-def draw(seed: int, count: int = 6) -> dict[str, Asked]:
+def draw(seed: int, count: int = 6) -> dict[str, TimedRequest]:
     """Short prompts and long answers, and prompts that begin alike; some repeat themselves, so that
     there is something to guess."""
     rng = random.Random(seed)
@@ -169,9 +169,9 @@ def draw(seed: int, count: int = 6) -> dict[str, Asked]:
         if i % 3 == 1:
             own = own[:4] * 6
         if i % 2:
-            asked[f"r{i}"] = Asked(common + own, rng.randint(1, 6), rng.randint(0, 3))
+            asked[f"r{i}"] = TimedRequest(common + own, rng.randint(1, 6), rng.randint(0, 3))
         else:
-            asked[f"r{i}"] = Asked(own[:12], rng.randint(16, 24), rng.randint(0, 3))
+            asked[f"r{i}"] = TimedRequest(own[:12], rng.randint(16, 24), rng.randint(0, 3))
     return asked
 
 

@@ -97,7 +97,7 @@ def ask(
     )
 
 
-class Said(msgspec.Struct):
+class GrammarOutput(msgspec.Struct):
     token_ids: list[int] = []
     reason: str | None = None
     error_code: str | None = None
@@ -107,7 +107,7 @@ class Said(msgspec.Struct):
         return TOKENIZER.decode(self.token_ids)
 
 
-def say(core: EngineCore, *requests: EngineRequest) -> dict[str, Said]:
+def say(core: EngineCore, *requests: EngineRequest) -> dict[str, GrammarOutput]:
     """Return what choice 0 of each says, or choice i as "name.i"; nothing is left behind."""
     for request in requests:
         core.add(request)
@@ -116,10 +116,10 @@ def say(core: EngineCore, *requests: EngineRequest) -> dict[str, Said]:
         outputs += core.step()
     core.check_integrity()
     assert core.status().num_free_blocks == core.resolved.num_blocks
-    found: dict[str, Said] = {}
+    found: dict[str, GrammarOutput] = {}
     for output in outputs:
         name = output.request_id + (f".{output.index}" if output.index else "")
-        said = found.setdefault(name, Said())
+        said = found.setdefault(name, GrammarOutput())
         said.token_ids += output.token_ids
         said.reason = output.finish_reason or said.reason
         said.error_code = output.error_code or said.error_code
@@ -244,7 +244,7 @@ def test_a_model_without_eos_stops_where_nothing_can_follow(tmp_path: Path) -> N
 
 def test_neighbours_say_what_they_say_alone(penny: EngineCore) -> None:
     together = say(penny, *mixture())
-    alone: dict[str, Said] = {}
+    alone: dict[str, GrammarOutput] = {}
     for request in mixture():
         alone |= say(penny, request)
     assert together == alone

@@ -32,7 +32,7 @@ LIST_PROJECTS = b"GET /v1/admin/projects HTTP/1.1\r\n"
 ASK_MCP = b"POST /mcp/acme HTTP/1.1\r\naccept: application/json, text/event-stream\r\n"
 
 
-class Door:
+class WorkerSocket:
     """The worker's socket, and a key that is good only from inside."""
 
     def __init__(self, port: int, found: World, inside_key: str) -> None:
@@ -69,7 +69,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 @pytest.fixture
 async def door(
     db: AsyncEngine, postgres_url: str, redis: Redis, tmp_path: Path
-) -> AsyncIterator[Door]:
+) -> AsyncIterator[WorkerSocket]:
     trusted = Networks.of(["127.0.0.1"])
     async with (
         world(postgres_url, redis, tmp_path / "home", trusted_proxies=trusted) as found,
@@ -88,7 +88,7 @@ async def door(
                 pepper_id=key.id,
                 actor=COMMAND_LINE,
             )
-        yield Door(port, found, inside.secret)
+        yield WorkerSocket(port, found, inside.secret)
 
 
 @asynccontextmanager
@@ -120,7 +120,7 @@ def bearer(key: bytes) -> bytes:
 
 
 async def test_a_forwarded_address_in_a_trailer_opens_no_key_that_is_bound_to_addresses(
-    door: Door,
+    door: WorkerSocket,
 ) -> None:
     header, key = b"x-forwarded-for: " + INSIDE, bearer(door.inside_key)
     assert await door.status(request(LIST_PROJECTS, key, header)) == 200
@@ -133,12 +133,12 @@ async def test_a_forwarded_address_in_a_trailer_opens_no_key_that_is_bound_to_ad
 
 
 @pytest.mark.parametrize("start", [LIST_PROJECTS, ASK_MCP], ids=["admin", "mcp"])
-async def test_a_credential_in_a_trailer_is_none(door: Door, start: bytes) -> None:
+async def test_a_credential_in_a_trailer_is_none(door: WorkerSocket, start: bytes) -> None:
     assert await door.status(request(start, trailers=bearer(door.key) + b"\r\n")) == 401
     assert await door.status(request(start, trailers=b"x-api-key: " + door.key + b"\r\n")) == 401
 
 
-async def test_a_trailer_reaches_neither_its_own_request_nor_the_next(door: Door) -> None:
+async def test_a_trailer_reaches_neither_its_own_request_nor_the_next(door: WorkerSocket) -> None:
     """Not even one without a value, behind which httptools keeps the name for a while."""
     plain = LIST_PROJECTS + b"host: x\r\n\r\n"
     first = request(LIST_PROJECTS, bearer(door.key), trailers=bearer(door.key) + b"\r\nx:\r\n")
@@ -148,7 +148,7 @@ async def test_a_trailer_reaches_neither_its_own_request_nor_the_next(door: Door
     assert [status for status, _ in answers] == [200, 401, 200, 401]
 
 
-async def test_a_trailer_neither_names_a_host_nor_doubles_one(door: Door) -> None:
+async def test_a_trailer_neither_names_a_host_nor_doubles_one(door: WorkerSocket) -> None:
     assert (
         await door.status(request(LIST_PROJECTS, bearer(door.key), trailers=b"host: y\r\n")) == 200
     )

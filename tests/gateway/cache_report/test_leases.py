@@ -34,7 +34,7 @@ PRICES: PriceSet = {
 }
 
 
-class Heard:
+class LeaseKeeper:
     """One process' leases, on an engine that never runs."""
 
     def __init__(self, db: AsyncEngine, store: redis.asyncio.Redis) -> None:
@@ -80,8 +80,8 @@ class Heard:
 
 
 @pytest.fixture
-def heard(db: AsyncEngine, redis: redis.asyncio.Redis) -> Heard:
-    return Heard(db, redis)
+def heard(db: AsyncEngine, redis: redis.asyncio.Redis) -> LeaseKeeper:
+    return LeaseKeeper(db, redis)
 
 
 async def refunds(db: AsyncEngine) -> Sequence[int]:
@@ -94,12 +94,12 @@ async def refunds(db: AsyncEngine) -> Sequence[int]:
 
 
 async def test_an_end_that_is_told_to_two_gateways_and_again_is_refunded_once(
-    heard: Heard, db: AsyncEngine
+    heard: LeaseKeeper, db: AsyncEngine
 ) -> None:
     heard.ask()
     assert await heard.granted()
     await ingest(db, [heard.event()])
-    neighbour = Heard(db, heard.store)
+    neighbour = LeaseKeeper(db, heard.store)
     neighbour.attempt_id = heard.attempt_id
     for gateway in (heard, neighbour, heard):
         assert await gateway.ended()
@@ -108,26 +108,26 @@ async def test_an_end_that_is_told_to_two_gateways_and_again_is_refunded_once(
     assert heard.counted + neighbour.counted == {"granted": 1, "evicted": 1}
 
 
-async def test_only_what_is_in_the_books_is_acknowledged(heard: Heard) -> None:
+async def test_only_what_is_in_the_books_is_acknowledged(heard: LeaseKeeper) -> None:
     assert not await heard.ended(), "its gateway may yet record it, or book its event"
     heard.attempt_id = "019aa0c5-0000-7000-8000-000000000001"  # of long ago
     assert await heard.ended(), "nobody will any more"
     heard.attempt_id = "not ours"
     assert await heard.ended() and not await heard.granted()
     nowhere = create_engine("postgresql+asyncpg://nobody@127.0.0.1:1/nothing")
-    cut_off = Heard(nowhere, heard.store)
+    cut_off = LeaseKeeper(nowhere, heard.store)
     assert not await cut_off.ended()
     await cut_off.leases.flush()
     await nowhere.dispose()
 
 
 async def test_a_lease_that_postgres_does_not_take_is_refunded(
-    heard: Heard, db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+    heard: LeaseKeeper, db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache_leases, "RECORD_FOR_S", 0.02)
     monkeypatch.setattr(cache_leases, "RECORD_RETRY_S", 0.01)
     nowhere = create_engine("postgresql+asyncpg://nobody@127.0.0.1:1/nothing")
-    cut_off = Heard(nowhere, heard.store)
+    cut_off = LeaseKeeper(nowhere, heard.store)
     cut_off.ask()
     assert not await cut_off.granted()
     await nowhere.dispose()
@@ -148,7 +148,9 @@ async def count(store: redis.asyncio.Redis) -> None:
         await store.sadd(index_key(org_id), f"spent:{org_id}")  # type: ignore[misc]
 
 
-async def test_counters_begin_anew_by_what_was_refunded(heard: Heard, db: AsyncEngine) -> None:
+async def test_counters_begin_anew_by_what_was_refunded(
+    heard: LeaseKeeper, db: AsyncEngine
+) -> None:
     heard.ask()
     await heard.granted()
     await ingest(db, [heard.event()])
@@ -166,7 +168,7 @@ async def test_counters_begin_anew_by_what_was_refunded(heard: Heard, db: AsyncE
 
 
 async def test_a_refund_whose_gateway_died_is_counted_by_another(
-    heard: Heard, db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+    heard: LeaseKeeper, db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def die(store: object, org_id: str) -> None:
         raise ConnectionError
@@ -181,12 +183,12 @@ async def test_a_refund_whose_gateway_died_is_counted_by_another(
         await heard.leases.flush()
     assert await refunds(db) == [1024 * 25_000]
     assert await heard.store.exists("spent:org_a") == 1
-    await Heard(db, heard.store).leases.flush()
+    await LeaseKeeper(db, heard.store).leases.flush()
     assert await heard.store.exists("spent:org_a") == 0
 
 
 async def test_an_engine_in_anothers_place_has_nothing_of_what_that_had(
-    heard: Heard, db: AsyncEngine
+    heard: LeaseKeeper, db: AsyncEngine
 ) -> None:
     heard.ask()
     assert await heard.granted()

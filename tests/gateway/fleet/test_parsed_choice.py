@@ -26,7 +26,7 @@ TWO = (
 THOUGHT = len("<think>hm, ü?</think>".encode())
 
 
-class Heard(msgspec.Struct):
+class CollectedText(msgspec.Struct):
     text: str = ""
     reasoning: str = ""
     calls: list[tuple[str, str]] = []
@@ -56,11 +56,11 @@ def hear(
     *,
     one_call: bool = False,
     stop: tuple[str, ...] = (),
-) -> tuple[Heard, MeteredUsage]:
+) -> tuple[CollectedText, MeteredUsage]:
     form = OutputFormat(tokenizer, "<tool_call></think>")
     parsing = ChoiceParser(lambda: form.parser(tools=["f", "g"]), form.shown_ids, one_call)
     generation = GenerationText(ChatPrompt(messages=[], stop=stop), 1, tokenizer, parsing=parsing)
-    heard, generated = Heard(), 0
+    heard, generated = CollectedText(), 0
     for position, ids in enumerate(pieces, start=1):
         generated += len(ids)
         is_last = position == len(pieces)
@@ -88,7 +88,7 @@ def test_however_the_tokens_come(tokenizer: Tokenizer, data: st.DataObject) -> N
         pieces.append(rest[:size])
         rest = rest[size:]
     heard, usage = hear(tokenizer, pieces)
-    assert heard == Heard(
+    assert heard == CollectedText(
         text="I see.",
         reasoning="hm, ü?",
         calls=[("f", '{"a": "ü\\n"}'), ("g", "{}")],

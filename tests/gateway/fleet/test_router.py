@@ -18,7 +18,7 @@ from gateway.request_errors import UnknownModel
 ANYBODY = Principal(org_id="o", project_id="p", key_id="k", key_hint="", scopes=frozenset())
 
 
-class Place:
+class RoutedReplica:
     """A replica as far as the router looks at it."""
 
     def __init__(self, name: str, weight: int = 1, load: int = 0) -> None:
@@ -65,7 +65,7 @@ def key(text: str, org_id: str = "o") -> bytes:
 
 
 def test_models_by_name() -> None:
-    fleet, route, _ = fleet_of(Place("a"))
+    fleet, route, _ = fleet_of(RoutedReplica("a"))
     assert fleet.resolve("m", ANYBODY) is route
     assert fleet.routes == (route,)
     with pytest.raises(UnknownModel) as caught:
@@ -88,7 +88,7 @@ def test_models_by_name() -> None:
 def test_what_a_caller_may_not_use_is_as_good_as_unknown(
     allowed: set[str] | None, denied: set[str], may: bool
 ) -> None:
-    fleet, route, _ = fleet_of(Place("a"))
+    fleet, route, _ = fleet_of(RoutedReplica("a"))
     caller = msgspec.structs.replace(
         ANYBODY,
         allowed_models=None if allowed is None else frozenset(allowed),
@@ -129,7 +129,7 @@ def test_who_names_no_model_means_the_only_one_beside_its_adapters(
 
 
 def test_the_first_is_drawn_by_weight_and_the_rest_follow() -> None:
-    fleet, route, _ = fleet_of(Place("a", 3), Place("b", 1), Place("c", 1))
+    fleet, route, _ = fleet_of(RoutedReplica("a", 3), RoutedReplica("b", 1), RoutedReplica("c", 1))
     orders = [names(fleet, route) for _ in range(5000)]
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)
     firsts = Counter(order[0] for order in orders)
@@ -139,7 +139,7 @@ def test_the_first_is_drawn_by_weight_and_the_rest_follow() -> None:
 
 
 def test_a_cache_key_goes_to_the_same_replica_in_every_process() -> None:
-    places = Place("a", 3), Place("b", 1), Place("c", 1)
+    places = RoutedReplica("a", 3), RoutedReplica("b", 1), RoutedReplica("c", 1)
     fleet, route, _ = fleet_of(*places)
     other, same_route, _ = fleet_of(*places)
     keys = [key(str(number)) for number in range(2000)]
@@ -153,7 +153,7 @@ def test_a_cache_key_goes_to_the_same_replica_in_every_process() -> None:
 
 
 def test_a_cache_key_of_another_org_is_another() -> None:
-    fleet, route, _ = fleet_of(*(Place(name) for name in "abcdefgh"))
+    fleet, route, _ = fleet_of(*(RoutedReplica(name) for name in "abcdefgh"))
     assert len({names(fleet, route, key("k", f"o{number}"))[0] for number in range(50)}) > 4
 
 
@@ -163,7 +163,7 @@ def test_who_names_no_cache_key_is_drawn_for() -> None:
 
 
 def test_a_cache_key_makes_no_replica_much_busier_than_the_others() -> None:
-    places = Place("a"), Place("b")
+    places = RoutedReplica("a"), RoutedReplica("b")
     fleet, route, _ = fleet_of(*places, kind="engine")
     mine = key("k")
     first, second = sorted(places, key=lambda place: names(fleet, route, mine).index(place.name))
@@ -180,13 +180,16 @@ def test_a_cache_key_makes_no_replica_much_busier_than_the_others() -> None:
 
 def test_engines_are_ordered_by_load() -> None:
     fleet, route, _ = fleet_of(
-        Place("a", load=9), Place("b", load=2), Place("c", 4, load=4), kind="engine"
+        RoutedReplica("a", load=9),
+        RoutedReplica("b", load=2),
+        RoutedReplica("c", 4, load=4),
+        kind="engine",
     )
     assert names(fleet, route) == ["c", "b", "a"]
 
 
 def test_what_failed_comes_last_for_a_while() -> None:
-    bad, good = Place("bad", 1000), Place("good")
+    bad, good = RoutedReplica("bad", 1000), RoutedReplica("good")
     fleet, route, clock = fleet_of(bad, good)
     report(fleet, bad, ok=False)
     assert names(fleet, route) == ["good", "bad"]
@@ -197,8 +200,8 @@ def test_what_failed_comes_last_for_a_while() -> None:
 
 
 def test_each_failure_in_a_row_doubles_the_while_up_to_a_bound() -> None:
-    bad = Place("bad", 1000)
-    fleet, route, clock = fleet_of(bad, Place("good"))
+    bad = RoutedReplica("bad", 1000)
+    fleet, route, clock = fleet_of(bad, RoutedReplica("good"))
     for expected_s in (1, 2, 4, 8, 16, COOL_DOWN_MAX_S, COOL_DOWN_MAX_S):
         report(fleet, bad, ok=False)
         start = clock.now
@@ -217,14 +220,14 @@ def test_each_failure_in_a_row_doubles_the_while_up_to_a_bound() -> None:
 
 
 def test_what_is_away_comes_last() -> None:
-    away = Place("away", 1000)
+    away = RoutedReplica("away", 1000)
     away.available = False
-    fleet, route, _ = fleet_of(away, Place("here"))
+    fleet, route, _ = fleet_of(away, RoutedReplica("here"))
     assert names(fleet, route) == ["here", "away"]
 
 
 async def test_start_and_close_reach_every_replica() -> None:
-    places = [Place("a"), Place("b")]
+    places = [RoutedReplica("a"), RoutedReplica("b")]
     fleet, _, _ = fleet_of(*places)
     await fleet.start()
     await fleet.close()

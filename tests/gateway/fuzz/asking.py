@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 
 from billing.events import INPUTS, OUTPUTS
 from tests.gateway.fuzz import speaking
-from tests.gateway.fuzz.conversations import Asked, asked
+from tests.gateway.fuzz.conversations import FuzzRequest, asked
 from tests.gateway.fuzz.openai_bodies import CALLED, CONVERSATION, PREVIOUS
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
@@ -82,13 +82,13 @@ class Asker:
             suppress_health_check=list(HealthCheck),
         )
         @given(asked(surface))
-        def ask(drawn: Asked) -> None:
+        def ask(drawn: FuzzRequest) -> None:
             self.examine(self.meant(drawn))
 
         ask()
         assert len(self.told) - before >= examples / 4, "hardly anything was answered"
 
-    def examine(self, meant: Asked) -> None:
+    def examine(self, meant: FuzzRequest) -> None:
         shapes = {"both": (False, True), "whole": (False,)}.get(meant.shape, (True,))
         note(f"{meant.shape}: {meant.raw or meant.body!r}"[:2000])
         answers = [self.ask(meant, stream=each) for each in shapes]
@@ -103,7 +103,7 @@ class Asker:
         if len(good) == 2 and strict and not meant.body.get("conversation"):
             speaking.check_same(meant, *good)
 
-    def ask(self, asked: Asked, *, stream: bool) -> speaking.Answer:
+    def ask(self, asked: FuzzRequest, *, stream: bool) -> speaking.Answer:
         answer = speaking.send(self.http, asked, stream=stream)
         if answer.status != 200:
             speaking.check_refusal(asked, answer)
@@ -114,7 +114,7 @@ class Asker:
             self.told[answer.request_id] = speaking.told(asked, answer)
         return answer
 
-    def meant(self, asked: Asked) -> Asked:
+    def meant(self, asked: FuzzRequest) -> FuzzRequest:
         """With what is there in the place of what stands for it; what is asked both ways says the
         same each time."""
         if self.num_asked % KEPT_FOR == 0:

@@ -1,8 +1,8 @@
 """Requests that hypothesis makes up, of all surfaces that answer with a model's tokens or count
 them: valid ones, with every option beside every other, and ones that are nearly valid.
 
-`asked(surface)` draws an `Asked`. What a test has kept before is named by `PREVIOUS`, whose call is
-`CALLED`, and by `CONVERSATION`; they stand in a body until it is sent.
+`asked(surface)` draws a `FuzzRequest`. What a test has kept before is named by `PREVIOUS`, whose
+call is `CALLED`, and by `CONVERSATION`; they stand in a body until it is sent.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SHAPES = ("whole", "stream", "both", "left")
 """How an answer is read; `left`: its client leaves when the first bytes came."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class FuzzRequest(msgspec.Struct, frozen=True, kw_only=True):
     surface: str
     path: str
     body: dict[str, Any]
@@ -218,11 +218,11 @@ def broken(draw: st.DrawFn, raw: bytes) -> bytes:
 
 
 @st.composite
-def asked(draw: st.DrawFn, name: str) -> Asked:
+def asked(draw: st.DrawFn, name: str) -> FuzzRequest:
     surface = SURFACES[name]
     body = draw(bodies(surface))
     shape = draw(st.sampled_from(SHAPES)) if surface.streams else "whole"
-    found = Asked(surface=name, path=surface.path, body=body, shape=shape)
+    found = FuzzRequest(surface=name, path=surface.path, body=body, shape=shape)
     match draw(st.sampled_from(["good"] * 7 + ["spoilt"] * 3 + ["broken"])):
         case "spoilt":
             body = draw(spoilt(body))

@@ -18,7 +18,7 @@ from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.gateway.fuzz.conversations import Asked, to_raw
+from tests.gateway.fuzz.conversations import FuzzRequest, to_raw
 from tests.gateway.wire.anthropic.test_to_anthropic import read_stream, read_whole
 from tests.gateway.wire.openai.test_to_chat import sdk
 from tests.journeys.sdk.sdk_shapes import extras, said, said_by, said_in
@@ -48,7 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
 VLLMS = ("token_ids", "prompt_token_ids", "prompt_logprobs")
 
 
-def send(http: httpx.Client, asked: Asked, *, stream: bool) -> Answer:
+def send(http: httpx.Client, asked: FuzzRequest, *, stream: bool) -> Answer:
     raw = asked.raw or to_raw(moded(asked, stream=stream))
     with http.stream("POST", asked.path, content=raw) as answer:
         leaves = asked.shape == "left" and answer.status_code == 200
@@ -63,7 +63,7 @@ def send(http: httpx.Client, asked: Asked, *, stream: bool) -> Answer:
         )
 
 
-def moded(asked: Asked, *, stream: bool) -> dict[str, Any]:
+def moded(asked: FuzzRequest, *, stream: bool) -> dict[str, Any]:
     """A stream of OpenAI's says what it used where it is asked to."""
     if not stream:
         return asked.body
@@ -73,7 +73,7 @@ def moded(asked: Asked, *, stream: bool) -> dict[str, Any]:
     return body
 
 
-def check_refusal(asked: Asked, answer: Answer) -> None:
+def check_refusal(asked: FuzzRequest, answer: Answer) -> None:
     assert answer.status < 500, answer.content
     found = answer.json
     if asked.path.startswith("/v1/messages"):
@@ -88,7 +88,7 @@ def check_refusal(asked: Asked, answer: Answer) -> None:
 # ---- answers that are one body
 
 
-def check_whole(asked: Asked, answer: Answer, *, strict: bool) -> Any:
+def check_whole(asked: FuzzRequest, answer: Answer, *, strict: bool) -> Any:
     """As the official SDK reads it; None where its surface is nobody's SDK's. `strict`: its types
     have all of its fields."""
     if asked.surface == "completions":
@@ -170,7 +170,7 @@ def events(answer: Answer) -> Iterator[tuple[str | None, Any]]:
         yield name, data if data == "[DONE]" else json.loads(data)
 
 
-def check_stream(asked: Asked, answer: Answer, *, strict: bool) -> Any:
+def check_stream(asked: FuzzRequest, answer: Answer, *, strict: bool) -> Any:
     """Return what the SDK's accumulator makes of a stream; None if it has none."""
     found = list(events(answer))
     assert not any(name == "error" or "error" in data for name, data in found if name or data)
@@ -225,7 +225,7 @@ def completion_of(chunks: list[Any]) -> list[dict[str, Any]]:
     return [found[index] for index in sorted(found)]
 
 
-def check_same(asked: Asked, whole: Answer, stream: Answer) -> None:
+def check_same(asked: FuzzRequest, whole: Answer, stream: Answer) -> None:
     """Check that a whole answer and a stream with one seed say the same."""
     read = check_whole(asked, whole, strict=True)
     streamed = check_stream(asked, stream, strict=True)
@@ -246,7 +246,7 @@ def check_same(asked: Asked, whole: Answer, stream: Answer) -> None:
 # ---- what it used
 
 
-def told(asked: Asked, answer: Answer) -> tuple[int, int] | None:
+def told(asked: FuzzRequest, answer: Answer) -> tuple[int, int] | None:
     """Tokens read and written, as its answer says; None: it does not."""
     if asked.surface not in ("chat", "completions", "embeddings", "responses", "messages"):
         return None

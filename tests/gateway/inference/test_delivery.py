@@ -16,7 +16,7 @@ from tests.pace import within
 STALLED_S = 60.0
 
 
-class Rested:
+class PauseRecorder:
     """A `SetPaused` that notes what it was told."""
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class Rested:
 
 
 @pytest.fixture
-def rest() -> Rested:
-    return Rested()
+def rest() -> PauseRecorder:
+    return PauseRecorder()
 
 
-async def test_what_is_ready_is_read_together_and_in_order(rest: Rested) -> None:
+async def test_what_is_ready_is_read_together_and_in_order(rest: PauseRecorder) -> None:
     box = Delivery(STALLED_S)
     for word in (b"a", b"b", b"c"):
         await box.put(word, rest)
@@ -41,7 +41,7 @@ async def test_what_is_ready_is_read_together_and_in_order(rest: Rested) -> None
     assert rest.told == []
 
 
-async def test_a_failure_comes_after_what_was_queued(rest: Rested) -> None:
+async def test_a_failure_comes_after_what_was_queued(rest: PauseRecorder) -> None:
     box = Delivery(STALLED_S)
     await box.put(b"so far", rest)
     box.fail(ValueError("lost"))
@@ -53,7 +53,9 @@ async def test_a_failure_comes_after_what_was_queued(rest: Rested) -> None:
 @pytest.mark.parametrize(
     "chunks", [[b"."] * MAX_QUEUED_CHUNKS, [b"x" * (MAX_QUEUED_BYTES // 4)] * 4]
 )
-async def test_the_writer_rests_while_the_reader_is_slow(rest: Rested, chunks: list[bytes]) -> None:
+async def test_the_writer_rests_while_the_reader_is_slow(
+    rest: PauseRecorder, chunks: list[bytes]
+) -> None:
     box = Delivery(STALLED_S)
     for chunk in chunks[1:]:
         await box.put(chunk, rest)
@@ -68,7 +70,7 @@ async def test_the_writer_rests_while_the_reader_is_slow(rest: Rested, chunks: l
     assert await box.next() == b"!"
 
 
-async def test_a_reader_that_waits_for_nothing_else_lets_nobody_rest(rest: Rested) -> None:
+async def test_a_reader_that_waits_for_nothing_else_lets_nobody_rest(rest: PauseRecorder) -> None:
     box = Delivery(STALLED_S)
     reading = asyncio.create_task(box.next())
     for _ in range(MAX_QUEUED_CHUNKS):
@@ -77,7 +79,7 @@ async def test_a_reader_that_waits_for_nothing_else_lets_nobody_rest(rest: Reste
     assert rest.told == []
 
 
-async def test_the_last_chunk_waits_for_nobody(rest: Rested) -> None:
+async def test_the_last_chunk_waits_for_nobody(rest: PauseRecorder) -> None:
     box = Delivery(STALLED_S)
     for _ in range(MAX_QUEUED_CHUNKS - 1):
         await box.put(b".", rest)
@@ -88,7 +90,9 @@ async def test_the_last_chunk_waits_for_nobody(rest: Rested) -> None:
     assert await box.next() is None
 
 
-async def test_a_reader_that_stalls_is_given_up_and_nothing_written_again(rest: Rested) -> None:
+async def test_a_reader_that_stalls_is_given_up_and_nothing_written_again(
+    rest: PauseRecorder,
+) -> None:
     box = Delivery(stalled_reader_s=0.02)
     for _ in range(MAX_QUEUED_CHUNKS + 1):
         await asyncio.wait_for(box.put(b".", rest), 30)
@@ -96,7 +100,7 @@ async def test_a_reader_that_stalls_is_given_up_and_nothing_written_again(rest: 
     assert rest.told == [True], "it is aborted as it is"
 
 
-async def test_abandoning_frees_a_waiting_writer_and_calls_back_once(rest: Rested) -> None:
+async def test_abandoning_frees_a_waiting_writer_and_calls_back_once(rest: PauseRecorder) -> None:
     box, calls = Delivery(STALLED_S), []
     with box.on_abandon(lambda: calls.append("gone")):
         for _ in range(MAX_QUEUED_CHUNKS - 1):
@@ -112,7 +116,7 @@ async def test_abandoning_frees_a_waiting_writer_and_calls_back_once(rest: Reste
 
 @given(wishes=st.lists(st.tuples(st.booleans(), st.booleans())))
 async def test_it_rests_while_either_wants_it_to(wishes: list[tuple[bool, bool]]) -> None:
-    halt = Rested()
+    halt = PauseRecorder()
     rests = PauseReasons(halt)
     wants = {True: False, False: False}
     for by_limits, resting in wishes:
@@ -131,7 +135,9 @@ async def test_who_comes_late_to_an_abandoned_delivery_is_told_at_once() -> None
         assert calls == ["gone"]
 
 
-async def test_what_was_written_before_it_expired_is_read_and_nothing_after(rest: Rested) -> None:
+async def test_what_was_written_before_it_expired_is_read_and_nothing_after(
+    rest: PauseRecorder,
+) -> None:
     box, calls = Delivery(STALLED_S), []
     with box.on_abandon(lambda: calls.append("late")):
         await box.put(b"in time", rest)
@@ -178,7 +184,7 @@ async def test_an_abandoned_reader_learns_the_reason() -> None:
         await box.next()
 
 
-async def test_a_chunk_is_sent_when_its_reader_comes_back_for_more(rest: Rested) -> None:
+async def test_a_chunk_is_sent_when_its_reader_comes_back_for_more(rest: PauseRecorder) -> None:
     box, sent = Delivery(STALLED_S), []
     await box.put(b"a", rest)
     box.once_sent(lambda: sent.append("a"))

@@ -29,7 +29,7 @@ __all__ = ["tenants"]
 WRITE = 'Bearer error="insufficient_scope", scope="write"'
 
 
-class Desk:
+class CredentialWorker:
     def __init__(
         self,
         server: TokenServer,
@@ -87,9 +87,9 @@ class Desk:
 @pytest.fixture
 async def desk(
     tenant_db: AsyncEngine, tenants: Tenants, redis: redis.asyncio.Redis
-) -> AsyncIterator[Desk]:
+) -> AsyncIterator[CredentialWorker]:
     async with running() as server:
-        made = Desk(
+        made = CredentialWorker(
             server, tenant_db, UpstreamOwner(tenants.alice.org_id, tenants.alice.user_id), redis
         )
         yield made
@@ -97,7 +97,7 @@ async def desk(
         made.egress.close()
 
 
-async def test_who_has_none_is_sent_without_and_then_to_sign_in(desk: Desk) -> None:
+async def test_who_has_none_is_sent_without_and_then_to_sign_in(desk: CredentialWorker) -> None:
     assert await desk.of() is NO_CREDENTIAL
     said = 'Bearer resource_metadata="https://up.example/m", scope="read"'
     assert await desk.refused(Refusal(NO_CREDENTIAL, 401, said)) == "consent_needed"
@@ -109,7 +109,9 @@ async def test_who_has_none_is_sent_without_and_then_to_sign_in(desk: Desk) -> N
     assert (await desk.of()).values == {"authorization": "Bearer first"}
 
 
-async def test_what_was_given_is_shown_and_another_only_if_there_is_one(desk: Desk) -> None:
+async def test_what_was_given_is_shown_and_another_only_if_there_is_one(
+    desk: CredentialWorker,
+) -> None:
     await desk.put({"x-api-key": "one"})
     shown = await desk.of()
     assert shown.values == {"x-api-key": "one"} and "one" not in repr(shown)
@@ -123,7 +125,7 @@ async def test_what_was_given_is_shown_and_another_only_if_there_is_one(desk: De
     assert (await desk.of()).values == {"x-api-key": "three"}
 
 
-async def test_a_token_that_is_refused_is_refreshed_once(desk: Desk) -> None:
+async def test_a_token_that_is_refused_is_refreshed_once(desk: CredentialWorker) -> None:
     desk.server._refresh.add("r")
     await desk.consent("r")
     first = await desk.of()
@@ -133,14 +135,14 @@ async def test_a_token_that_is_refused_is_refreshed_once(desk: Desk) -> None:
     assert len(desk.server.grants("refresh_token")) == 1
 
 
-async def test_a_token_that_nothing_can_refresh_wants_a_consent(desk: Desk) -> None:
+async def test_a_token_that_nothing_can_refresh_wants_a_consent(desk: CredentialWorker) -> None:
     await desk.consent()
     said = 'Bearer scope="read"'
     assert await desk.refused(Refusal(await desk.of(), 401, said)) == "consent_needed"
     assert (await desk.challenges.get(desk.who, "up")).scopes == ("read",)
 
 
-async def test_more_is_asked_for_but_not_what_was_granted(desk: Desk) -> None:
+async def test_more_is_asked_for_but_not_what_was_granted(desk: CredentialWorker) -> None:
     await desk.consent()
     shown = await desk.of()
     assert await desk.refused(Refusal(shown, 403, WRITE)) == "consent_needed"

@@ -34,7 +34,7 @@ ENGINE = """
 """
 
 
-class Place:
+class EngineHost:
     """The place where engines without a model are kept; each loads for `load_s`."""
 
     def __init__(self, folder: Path) -> None:
@@ -58,14 +58,14 @@ class Place:
 
 
 @pytest.fixture
-async def place() -> AsyncIterator[Place]:
+async def place() -> AsyncIterator[EngineHost]:
     with scratch_for_a_while() as folder:
-        made = Place(Path(folder))
+        made = EngineHost(Path(folder))
         yield made
         await made.restarter.stop(1)
 
 
-async def guarded(place: Place, load_timeout_s: float = 60.0) -> asyncio.Task[None]:
+async def guarded(place: EngineHost, load_timeout_s: float = 60.0) -> asyncio.Task[None]:
     await place.restarter.begin()
     dog = Watchdog(place.restarter, place.address, load_timeout_s=load_timeout_s)
     return asyncio.create_task(dog.run())
@@ -84,7 +84,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_stopped_engine_is_killed_and_its_successor_let_be(place: Place) -> None:
+async def test_a_stopped_engine_is_killed_and_its_successor_let_be(place: EngineHost) -> None:
     running = await guarded(place)
     await until(Path(place.address.removeprefix("unix:")).exists)
     await asyncio.sleep(2 * watchdog.LOOK_INTERVAL_S)
@@ -104,7 +104,7 @@ async def test_a_stopped_engine_is_killed_and_its_successor_let_be(place: Place)
     await end(running)
 
 
-async def test_one_that_never_listens_is_killed_in_the_end(place: Place) -> None:
+async def test_one_that_never_listens_is_killed_in_the_end(place: EngineHost) -> None:
     place.load_s = 600
     running = await guarded(place, load_timeout_s=1.0)
     await until(lambda: place.restarter.exits == 1)
@@ -112,7 +112,7 @@ async def test_one_that_never_listens_is_killed_in_the_end(place: Place) -> None
     await end(running)
 
 
-async def test_an_exit_is_the_keepers_business(place: Place) -> None:
+async def test_an_exit_is_the_keepers_business(place: EngineHost) -> None:
     running = await guarded(place)
     for exits in (1, 2):
         await until(lambda exits=exits: len(place.begun) == exits)  # type: ignore[misc]

@@ -47,7 +47,7 @@ class Clock:
         return self.now
 
 
-class Desk:
+class UpstreamWorker:
     """A worker with its own tenant_db, one server, and a tenant's user."""
 
     def __init__(self, server: TokenServer, tenant_db: AsyncEngine, tenants: Tenants) -> None:
@@ -107,16 +107,16 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(tenant_db: AsyncEngine, tenants: Tenants) -> AsyncIterator[Desk]:
+async def desk(tenant_db: AsyncEngine, tenants: Tenants) -> AsyncIterator[UpstreamWorker]:
     async with running() as server:
-        made = Desk(server, tenant_db, tenants)
+        made = UpstreamWorker(server, tenant_db, tenants)
         yield made
         await made.tokens.close()
         made.egress.close()
 
 
 async def test_a_consent_becomes_a_token_that_is_sent_as_it_should_be(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    desk: UpstreamWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = desk.begin()
     asked = dict(parse_qsl(url.partition("?")[2]))
@@ -139,7 +139,7 @@ async def test_a_consent_becomes_a_token_that_is_sent_as_it_should_be(
 
 
 async def test_a_token_that_ends_is_refreshed_once_by_all_workers_together(
-    desk: Desk, postgres_url: str
+    desk: UpstreamWorker, postgres_url: str
 ) -> None:
     """A second use of a refresh token would end the consent."""
     made = await desk.sign_in()
@@ -160,7 +160,7 @@ async def test_a_token_that_ends_is_refreshed_once_by_all_workers_together(
     await other_pool.dispose()
 
 
-async def test_who_leaves_does_not_lose_the_token(desk: Desk) -> None:
+async def test_who_leaves_does_not_lose_the_token(desk: UpstreamWorker) -> None:
     await desk.sign_in()
     desk.clock.now += 3600
     desk.server.hold.clear()
@@ -176,7 +176,9 @@ async def test_who_leaves_does_not_lose_the_token(desk: Desk) -> None:
     assert len(desk.server.grants("refresh_token")) == 1
 
 
-async def test_a_token_that_the_upstream_refuses_is_refreshed_unless_it_was(desk: Desk) -> None:
+async def test_a_token_that_the_upstream_refuses_is_refreshed_unless_it_was(
+    desk: UpstreamWorker,
+) -> None:
     await desk.sign_in()
     first = await desk.token()
     second = await desk.token(refused=first)
@@ -185,7 +187,7 @@ async def test_a_token_that_the_upstream_refuses_is_refreshed_unless_it_was(desk
     assert len(desk.server.grants("refresh_token")) == 1
 
 
-async def test_a_server_that_keeps_its_refresh_token(desk: Desk) -> None:
+async def test_a_server_that_keeps_its_refresh_token(desk: UpstreamWorker) -> None:
     desk.server.rotates = False
     await desk.sign_in()
     for _ in range(2):
@@ -195,7 +197,7 @@ async def test_a_server_that_keeps_its_refresh_token(desk: Desk) -> None:
     assert len(shown) == 1
 
 
-async def test_a_consent_that_was_taken_back_is_asked_for_again(desk: Desk) -> None:
+async def test_a_consent_that_was_taken_back_is_asked_for_again(desk: UpstreamWorker) -> None:
     """And the server is not asked again until it is there."""
     made = await desk.sign_in()
     desk.clock.now += 3600
@@ -231,7 +233,7 @@ async def test_a_consent_that_was_taken_back_is_asked_for_again(desk: Desk) -> N
     ids=str,
 )
 async def test_an_answer_of_no_use_ends_nothing(
-    desk: Desk, answer: tuple[int, dict[str, Any]] | bytes
+    desk: UpstreamWorker, answer: tuple[int, dict[str, Any]] | bytes
 ) -> None:
     await desk.sign_in()
     desk.clock.now += 3600 - REFRESH_BEFORE_S + 1
@@ -245,7 +247,7 @@ async def test_an_answer_of_no_use_ends_nothing(
     assert (await desk.token()).startswith("access-")
 
 
-async def test_tokens_that_end_without_another_need_consent(desk: Desk) -> None:
+async def test_tokens_that_end_without_another_need_consent(desk: UpstreamWorker) -> None:
     desk.server.answer = 200, {"access_token": "ab", "token_type": "bearer", "expires_in": "3600"}
     await desk.sign_in()
     assert await desk.token() == "ab"
@@ -258,7 +260,7 @@ async def test_tokens_that_end_without_another_need_consent(desk: Desk) -> None:
     assert await desk.token() == "ab", "nobody said that it ends"
 
 
-async def test_a_consent_is_its_owners_its_browsers_and_soon(desk: Desk) -> None:
+async def test_a_consent_is_its_owners_its_browsers_and_soon(desk: UpstreamWorker) -> None:
     answer = desk.server.consent(desk.begin())
     for who in (
         {"browser": "another"},
@@ -285,7 +287,7 @@ async def test_a_consent_is_its_owners_its_browsers_and_soon(desk: Desk) -> None
         desk.begin(msgspec.structs.replace(desk.client, authorization_endpoint=None))
 
 
-async def test_other_clients_of_a_server(desk: Desk) -> None:
+async def test_other_clients_of_a_server(desk: UpstreamWorker) -> None:
     public = msgspec.structs.replace(desk.client, client_secret=None, scope=None, resource=None)
     post = msgspec.structs.replace(desk.client, auth_method="client_secret_post")
     for client in (public, post):
@@ -301,7 +303,7 @@ async def test_other_clients_of_a_server(desk: Desk) -> None:
 
 
 async def test_what_we_sign_is_exchanged_and_the_callers_token_goes_nowhere(
-    desk: Desk, db: AsyncEngine
+    desk: UpstreamWorker, db: AsyncEngine
 ) -> None:
     """RFC 8693. All that the server was ever sent is searched, and all that is kept."""
     minted = 0
@@ -344,7 +346,7 @@ async def test_what_we_sign_is_exchanged_and_the_callers_token_goes_nowhere(
 
 
 async def test_tokens_asked_for_at_once_are_bounded(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: UpstreamWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(oauth, "MAX_REFRESHING", 0)
     await desk.sign_in()
@@ -353,7 +355,7 @@ async def test_tokens_asked_for_at_once_are_bounded(
         await desk.token()
 
 
-async def test_a_plain_credential_is_no_token(desk: Desk) -> None:
+async def test_a_plain_credential_is_no_token(desk: UpstreamWorker) -> None:
     async with tenant(desk.pool, desk.org_id) as conn:
         await put_credential(
             conn,

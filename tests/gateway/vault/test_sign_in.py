@@ -95,7 +95,7 @@ def test_metadata_is_where_the_rfcs_have_it() -> None:
     assert len(server_places("https://as.example")) == 2
 
 
-class Place:
+class UpstreamIssuer:
     """An upstream and its authorization server in one. `documents`: by path."""
 
     def __init__(self) -> None:
@@ -146,8 +146,8 @@ class Place:
 
 
 @asynccontextmanager
-async def placed() -> AsyncIterator[Place]:
-    place = Place()
+async def placed() -> AsyncIterator[UpstreamIssuer]:
+    place = UpstreamIssuer()
     server = await asyncio.start_server(place.serve, "127.0.0.1", 0)
     place.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     place.set()
@@ -155,8 +155,10 @@ async def placed() -> AsyncIterator[Place]:
     server.close()
 
 
-class Desk:
-    def __init__(self, place: Place, tenant_db: AsyncEngine, who: Tenant, egress: Egress) -> None:
+class SignInFlow:
+    def __init__(
+        self, place: UpstreamIssuer, tenant_db: AsyncEngine, who: Tenant, egress: Egress
+    ) -> None:
         self.place, self.who = place, who
         self.consents = Consents(
             db=tenant_db,
@@ -190,15 +192,15 @@ class Desk:
 
 
 @asynccontextmanager
-async def furnished(tenant_db: AsyncEngine, who: Tenant) -> AsyncIterator[Desk]:
+async def furnished(tenant_db: AsyncEngine, who: Tenant) -> AsyncIterator[SignInFlow]:
     egress = Egress(allow_loopback=True)
     async with placed() as place:
-        yield Desk(place, tenant_db, who, egress)
+        yield SignInFlow(place, tenant_db, who, egress)
     egress.close()
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
+async def desk() -> AsyncIterator[SignInFlow]:
     """Return a desk where a consent begins: nothing is kept yet, in no database."""
     nowhere = create_engine("postgresql+asyncpg://nobody@127.0.0.1:1/nothing")
     async with furnished(nowhere, Tenant("org_1", "user_1", "user_2")) as made:
@@ -207,12 +209,12 @@ async def desk() -> AsyncIterator[Desk]:
 
 
 @pytest.fixture
-async def keeping(tenant_db: AsyncEngine, tenants: Tenants) -> AsyncIterator[Desk]:
+async def keeping(tenant_db: AsyncEngine, tenants: Tenants) -> AsyncIterator[SignInFlow]:
     async with furnished(tenant_db, tenants.alice) as made:
         yield made
 
 
-async def test_a_url_is_all_that_it_takes(keeping: Desk) -> None:
+async def test_a_url_is_all_that_it_takes(keeping: SignInFlow) -> None:
     asked = await keeping.start()
     assert asked["client_id"] == "made" and asked["resource"] == f"{keeping.place.url}/mcp"
     assert asked["code_challenge_method"] == "S256" and "scope" not in asked
@@ -228,7 +230,7 @@ async def test_a_url_is_all_that_it_takes(keeping: Desk) -> None:
     assert made.kind == "oauth" and made.upstream == "up"
 
 
-async def test_an_issuer_that_says_it_names_itself_has_to(keeping: Desk) -> None:
+async def test_an_issuer_that_says_it_names_itself_has_to(keeping: SignInFlow) -> None:
     keeping.place.set(authorization_response_iss_parameter_supported=True)
     asked = await keeping.start()
     consent = keeping.consents.read(
@@ -258,14 +260,16 @@ async def test_an_issuer_that_says_it_names_itself_has_to(keeping: Desk) -> None
         ({"token_endpoint_auth_methods_supported": ["private_key_jwt"]}, "in a way that we know"),
     ],
 )
-async def test_what_does_not_fit_is_not_used(desk: Desk, change: dict[str, Any], said: str) -> None:
+async def test_what_does_not_fit_is_not_used(
+    desk: SignInFlow, change: dict[str, Any], said: str
+) -> None:
     desk.place.set(**change)
     with pytest.raises(IssuerUnavailable, match=said):
         await desk.start()
     assert not {"/register", "/token", "/authorize"} & set(desk.place.asked)
 
 
-async def test_where_the_challenge_points_is_the_only_place(desk: Desk) -> None:
+async def test_where_the_challenge_points_is_the_only_place(desk: SignInFlow) -> None:
     elsewhere = Challenge(resource_metadata=f"{desk.place.url}/nowhere")
     with pytest.raises(IssuerUnavailable, match="where it should be"):
         await desk.start(elsewhere)
@@ -275,7 +279,7 @@ async def test_where_the_challenge_points_is_the_only_place(desk: Desk) -> None:
         await desk.start(inside)
 
 
-async def test_who_we_are_there_is_the_nearest_that_is_known(desk: Desk) -> None:
+async def test_who_we_are_there_is_the_nearest_that_is_known(desk: SignInFlow) -> None:
     desk.place.set(client_id_metadata_document_supported=True)
     assert (await desk.start())["client_id"] == DOCUMENT
     before = UpstreamClient(
@@ -287,7 +291,7 @@ async def test_who_we_are_there_is_the_nearest_that_is_known(desk: Desk) -> None
     assert desk.place.registered == []
 
 
-async def test_a_client_of_another_issuer_is_nobody_here(desk: Desk) -> None:
+async def test_a_client_of_another_issuer_is_nobody_here(desk: SignInFlow) -> None:
     before = UpstreamClient(
         token_endpoint="https://old.example/t",
         client_id="before",
@@ -312,7 +316,7 @@ async def test_a_client_of_another_issuer_is_nobody_here(desk: Desk) -> None:
     ],
 )
 async def test_a_registration_says_how_its_secret_is_shown(
-    desk: Desk, methods: list[str], given: str | None, secret: str | None, by_post: bool
+    desk: SignInFlow, methods: list[str], given: str | None, secret: str | None, by_post: bool
 ) -> None:
     desk.place.set(token_endpoint_auth_methods_supported=methods)
     desk.place.registration["token_endpoint_auth_method"] = given
@@ -330,13 +334,13 @@ async def test_a_registration_says_how_its_secret_is_shown(
 @pytest.mark.parametrize(
     "made", [{}, {"client_id": ""}, {"client_id": "a" * 2000}, {"client_id": "a b"}]
 )
-async def test_a_registration_of_no_use_is_refused(desk: Desk, made: dict[str, Any]) -> None:
+async def test_a_registration_of_no_use_is_refused(desk: SignInFlow, made: dict[str, Any]) -> None:
     desk.place.registration = made
     with pytest.raises(IssuerUnavailable):
         await desk.start()
 
 
-async def test_scopes_are_those_of_the_challenge_besides_what_was_granted(desk: Desk) -> None:
+async def test_scopes_are_those_of_the_challenge_besides_what_was_granted(desk: SignInFlow) -> None:
     listed = {"scopes_supported": ["all", "of", "them"]}
     desk.place.set(resource=listed, scopes_supported=["offline_access"])
     assert (await desk.start())["scope"] == "all of them offline_access"

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, parse_qsl, unquote
 import msgspec
 
 
-class Asked(msgspec.Struct, frozen=True):
+class TokenRequest(msgspec.Struct, frozen=True):
     headers: dict[str, str]
     form: dict[str, str]
     raw: bytes
@@ -24,7 +24,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 class TokenServer:
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[TokenRequest] = []
         self.url = ""
         self.expires_in: object = 3600
         self.rotates = True
@@ -47,7 +47,7 @@ class TokenServer:
         self._codes[code] = asked["code_challenge"]
         return {"code": code, "state": asked["state"]}
 
-    def grants(self, grant_type: str) -> list[Asked]:
+    def grants(self, grant_type: str) -> list[TokenRequest]:
         return [each for each in self.asked if each.form["grant_type"] == grant_type]
 
     def say(self, form: dict[str, str]) -> tuple[int, dict[str, Any]]:
@@ -85,7 +85,7 @@ class TokenServer:
             headers = {k.lower(): v.strip() for k, _, v in (each.partition(":") for each in lines)}
             body = await reader.readexactly(int(headers["content-length"]))
             form = {k: v[0] for k, v in parse_qs(body.decode(), strict_parsing=True).items()}
-            self.asked.append(Asked(headers, form, head + body))
+            self.asked.append(TokenRequest(headers, form, head + body))
             await self.hold.wait()
             if isinstance(self.answer, bytes):
                 writer.write(self.answer)
@@ -104,7 +104,7 @@ class TokenServer:
             writer.close()
 
 
-def basic_of(asked: Asked) -> tuple[str, str]:
+def basic_of(asked: TokenRequest) -> tuple[str, str]:
     kind, _, value = asked.headers["authorization"].partition(" ")
     assert kind == "Basic"
     name, _, secret = base64.b64decode(value).decode().partition(":")

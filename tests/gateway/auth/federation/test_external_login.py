@@ -41,7 +41,7 @@ def by(user_id: str) -> Actor:
     return Actor(kind="user", id=user_id)
 
 
-class Desk:
+class LoginFlow:
     def __init__(self, world: World, *secrets: str) -> None:
         self.world = world
         self.login = ExternalLogin(
@@ -125,11 +125,11 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(world: World) -> AsyncIterator[Desk]:
-    yield Desk(world)
+async def desk(world: World) -> AsyncIterator[LoginFlow]:
+    yield LoginFlow(world)
 
 
-async def test_a_user_signs_in_through_the_issuer(desk: Desk) -> None:
+async def test_a_user_signs_in_through_the_issuer(desk: LoginFlow) -> None:
     await desk.list_it()
     user_id = await desk.add_user()
     asked = await desk.start()
@@ -147,7 +147,7 @@ async def test_a_user_signs_in_through_the_issuer(desk: Desk) -> None:
     assert headers["authorization"] == "Basic dG9sbGdhdGUtYXQtZXhhbXBsZTpzM2NyZXQlMjBvZiUyMG91cnM="
 
 
-async def test_who_is_known_by_subject_needs_no_address_any_more(desk: Desk) -> None:
+async def test_who_is_known_by_subject_needs_no_address_any_more(desk: LoginFlow) -> None:
     await desk.list_it()
     user_id = await desk.add_user()
     for more in ({}, {"email": None}, {"email": "new@example.com", "email_verified": False}):
@@ -169,7 +169,7 @@ async def test_who_is_known_by_subject_needs_no_address_any_more(desk: Desk) -> 
     ],
 )
 async def test_nobody_is_known_by_an_address_that_is_not_verified(
-    desk: Desk, more: dict[str, Any]
+    desk: LoginFlow, more: dict[str, Any]
 ) -> None:
     await desk.list_it()
     await desk.add_user()
@@ -178,7 +178,7 @@ async def test_nobody_is_known_by_an_address_that_is_not_verified(
     await desk.refused(asked)
 
 
-async def test_an_answer_is_used_once(desk: Desk) -> None:
+async def test_an_answer_is_used_once(desk: LoginFlow) -> None:
     await desk.list_it()
     await desk.add_user()
     asked = await desk.start()
@@ -187,7 +187,7 @@ async def test_an_answer_is_used_once(desk: Desk) -> None:
     await desk.refused(asked, "used before")
 
 
-async def test_an_id_token_of_another_login_is_refused(desk: Desk) -> None:
+async def test_an_id_token_of_another_login_is_refused(desk: LoginFlow) -> None:
     await desk.list_it()
     await desk.add_user()
     first, second = await desk.start(), await desk.start()
@@ -201,7 +201,7 @@ async def test_an_id_token_of_another_login_is_refused(desk: Desk) -> None:
     await desk.refused(first, "another nonce")
 
 
-async def test_only_the_browser_that_began_can_come_back(desk: Desk) -> None:
+async def test_only_the_browser_that_began_can_come_back(desk: LoginFlow) -> None:
     await desk.list_it()
     await desk.add_user()
     asked = await desk.start()
@@ -211,7 +211,7 @@ async def test_only_the_browser_that_began_can_come_back(desk: Desk) -> None:
     await desk.finish(asked)
 
 
-async def test_an_answer_is_for_the_issuer_that_was_asked(desk: Desk) -> None:
+async def test_an_answer_is_for_the_issuer_that_was_asked(desk: LoginFlow) -> None:
     """Mix-up: RFC 9207, RFC 9700 4.4."""
     other = await desk.list_it(audience="api://other")
     await desk.list_it()
@@ -227,7 +227,7 @@ async def test_an_answer_is_for_the_issuer_that_was_asked(desk: Desk) -> None:
     await desk.finish(asked)
 
 
-async def test_an_issuer_need_not_name_itself(desk: Desk) -> None:
+async def test_an_issuer_need_not_name_itself(desk: LoginFlow) -> None:
     await desk.list_it()
     await desk.add_user()
     asked = await desk.start()
@@ -236,7 +236,7 @@ async def test_an_issuer_need_not_name_itself(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("name", ["code", "state", "iss", "error"])
-async def test_a_parameter_that_stands_there_twice_is_refused(desk: Desk, name: str) -> None:
+async def test_a_parameter_that_stands_there_twice_is_refused(desk: LoginFlow, name: str) -> None:
     await desk.list_it()
     asked = await desk.start()
     said = [("code", "c"), ("state", asked["state"]), ("iss", ISSUER), ("error", "x")]
@@ -247,12 +247,12 @@ async def test_a_parameter_that_stands_there_twice_is_refused(desk: Desk, name: 
 @pytest.mark.parametrize(
     "state", ["", "x", "s1.x", "s1.AAAA", "s1." + "A" * 40, "A" * 7000, "\u00e9."]
 )
-async def test_a_state_that_is_not_ours_is_refused(desk: Desk, state: str) -> None:
+async def test_a_state_that_is_not_ours_is_refused(desk: LoginFlow, state: str) -> None:
     await desk.list_it()
     await desk.refused({}, "not ours", answer=[("code", "c"), ("state", state)])
 
 
-async def test_a_login_ends_after_a_while(desk: Desk) -> None:
+async def test_a_login_ends_after_a_while(desk: LoginFlow) -> None:
     await desk.list_it()
     asked = await desk.start()
     desk.world.wall_clock.now += LOGIN_S
@@ -261,7 +261,7 @@ async def test_a_login_ends_after_a_while(desk: Desk) -> None:
 
 @pytest.mark.parametrize("more", [[("error", "access_denied")], [("code", "x" * 3000)], []])
 async def test_an_issuer_that_does_not_say_yes_is_believed(
-    desk: Desk, more: list[tuple[str, str]]
+    desk: LoginFlow, more: list[tuple[str, str]]
 ) -> None:
     await desk.list_it()
     asked = await desk.start()
@@ -283,7 +283,7 @@ async def test_an_issuer_that_does_not_say_yes_is_believed(
     ],
 )
 async def test_an_id_token_that_is_not_for_us_is_refused(
-    desk: Desk, match: str, more: dict[str, Any]
+    desk: LoginFlow, match: str, more: dict[str, Any]
 ) -> None:
     await desk.list_it(required_claims={"tid": "alice"})
     await desk.add_user()
@@ -292,7 +292,7 @@ async def test_an_id_token_that_is_not_for_us_is_refused(
     await desk.refused(asked, match)
 
 
-async def test_several_audiences_need_to_say_which_is_the_client(desk: Desk) -> None:
+async def test_several_audiences_need_to_say_which_is_the_client(desk: LoginFlow) -> None:
     await desk.list_it()
     await desk.add_user()
     asked = await desk.start()
@@ -300,7 +300,7 @@ async def test_several_audiences_need_to_say_which_is_the_client(desk: Desk) -> 
     await desk.finish(asked)
 
 
-async def test_an_id_token_with_the_wrong_key_or_algorithm_is_refused(desk: Desk) -> None:
+async def test_an_id_token_with_the_wrong_key_or_algorithm_is_refused(desk: LoginFlow) -> None:
     await desk.list_it(algorithms=["RS256"])
     asked = await desk.start()
     for key, alg, match in (
@@ -317,7 +317,7 @@ async def test_an_id_token_with_the_wrong_key_or_algorithm_is_refused(desk: Desk
     [({}, 200), ({"id_token": 5}, 200), ({"error": "invalid_grant"}, 400), (b"<html>", 200)],
 )
 async def test_a_token_endpoint_that_gives_nothing_is_a_refusal(
-    desk: Desk, body: Any, status: int
+    desk: LoginFlow, body: Any, status: int
 ) -> None:
     await desk.list_it()
     asked = await desk.start()
@@ -325,7 +325,7 @@ async def test_a_token_endpoint_that_gives_nothing_is_a_refusal(
     await desk.refused(asked)
 
 
-async def test_a_secret_is_posted_where_that_is_all_the_issuer_takes(desk: Desk) -> None:
+async def test_a_secret_is_posted_where_that_is_all_the_issuer_takes(desk: LoginFlow) -> None:
     desk.world.issuer.publish(token_endpoint_auth_methods_supported=["client_secret_post"])
     await desk.list_it()
     await desk.add_user()
@@ -337,7 +337,7 @@ async def test_a_secret_is_posted_where_that_is_all_the_issuer_takes(desk: Desk)
     assert "authorization" not in headers
 
 
-async def test_a_public_client_has_pkce_alone(desk: Desk) -> None:
+async def test_a_public_client_has_pkce_alone(desk: LoginFlow) -> None:
     await desk.list_it(secret=None)
     await desk.add_user()
     asked = await desk.start()
@@ -348,13 +348,13 @@ async def test_a_public_client_has_pkce_alone(desk: Desk) -> None:
 
 
 async def test_a_secret_under_a_key_that_is_gone_must_be_set_again(world: World) -> None:
-    desk = Desk(world, "s9")
+    desk = LoginFlow(world, "s9")
     await desk.list_it()
     asked = await desk.start()
     await desk.refused(asked, "set again")
 
 
-async def test_an_issuer_that_is_not_for_logins_offers_none(desk: Desk) -> None:
+async def test_an_issuer_that_is_not_for_logins_offers_none(desk: LoginFlow) -> None:
     await desk.list_it(secret=None, client_id=None)
     with pytest.raises(LoginRefused, match="not listed"):
         await desk.start()
@@ -367,7 +367,7 @@ async def test_an_issuer_that_is_not_for_logins_offers_none(desk: Desk) -> None:
     assert await desk.login.logins_of(desk.world.mallory.org_id) == []
 
 
-async def test_an_issuer_without_endpoints_or_away_is_a_refusal(desk: Desk) -> None:
+async def test_an_issuer_without_endpoints_or_away_is_a_refusal(desk: LoginFlow) -> None:
     await desk.list_it()
     for more in ({"token_endpoint": None}, {"authorization_endpoint": None}):
         desk.world.issuer.publish(**more)
@@ -384,7 +384,7 @@ async def test_an_issuer_without_endpoints_or_away_is_a_refusal(desk: Desk) -> N
     "place",
     ["https://10.0.0.1/a", "https://127.1/a", "http://issuer.example.com/a", "javascript:alert(1)"],
 )
-async def test_no_browser_is_sent_inward(desk: Desk, place: str) -> None:
+async def test_no_browser_is_sent_inward(desk: LoginFlow, place: str) -> None:
     await desk.list_it()
     desk.world.issuer.publish(authorization_endpoint=place)
     desk.world.clock.now += 700
@@ -393,13 +393,13 @@ async def test_no_browser_is_sent_inward(desk: Desk, place: str) -> None:
 
 
 @pytest.mark.parametrize("request_", ["a b", "x#y", "\u00e9", "a\nb", "x" * 3001, "a\\b"])
-async def test_what_comes_back_is_the_query_of_a_request(desk: Desk, request_: str) -> None:
+async def test_what_comes_back_is_the_query_of_a_request(desk: LoginFlow, request_: str) -> None:
     await desk.list_it()
     with pytest.raises(LoginRefused, match="query"):
         await desk.start(request_)
 
 
-async def test_a_newcomer_becomes_a_user_where_the_tenant_wants_it(desk: Desk) -> None:
+async def test_a_newcomer_becomes_a_user_where_the_tenant_wants_it(desk: LoginFlow) -> None:
     await desk.list_it(
         provisions_users=True, role_claim="groups", roles={"eng": "developer"}, default_role=None
     )
@@ -416,7 +416,7 @@ async def test_a_newcomer_becomes_a_user_where_the_tenant_wants_it(desk: Desk) -
 
 
 @pytest.mark.parametrize("name", [None, 5, "", " x", "x" * 101, "a\nb"])
-async def test_a_newcomer_without_a_name_is_known_by_address(desk: Desk, name: Any) -> None:
+async def test_a_newcomer_without_a_name_is_known_by_address(desk: LoginFlow, name: Any) -> None:
     await desk.list_it(provisions_users=True)
     asked = await desk.start()
     desk.answers(asked, name=name)
@@ -425,7 +425,7 @@ async def test_a_newcomer_without_a_name_is_known_by_address(desk: Desk, name: A
         assert await conn.scalar(sa.text("SELECT name FROM users")) == EMAIL
 
 
-async def test_who_was_archived_comes_back_by_an_admins_hand_alone(desk: Desk) -> None:
+async def test_who_was_archived_comes_back_by_an_admins_hand_alone(desk: LoginFlow) -> None:
     await desk.list_it(provisions_users=True)
     user_id = await desk.add_user()
     asked = await desk.start()
@@ -441,7 +441,7 @@ async def test_who_was_archived_comes_back_by_an_admins_hand_alone(desk: Desk) -
     assert (await desk.finish(asked)).user_id == again != user_id
 
 
-async def test_used_states_are_swept_away_when_they_are_over(desk: Desk) -> None:
+async def test_used_states_are_swept_away_when_they_are_over(desk: LoginFlow) -> None:
     await desk.list_it()
     await desk.add_user()
     for _ in range(2):
@@ -454,7 +454,7 @@ async def test_used_states_are_swept_away_when_they_are_over(desk: Desk) -> None
     assert count == 1
 
 
-async def test_a_session_that_cannot_begin_leaves_the_answer_unused(desk: Desk) -> None:
+async def test_a_session_that_cannot_begin_leaves_the_answer_unused(desk: LoginFlow) -> None:
     await desk.list_it()
     await desk.add_user()
     asked = await desk.start()

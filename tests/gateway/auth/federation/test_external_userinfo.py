@@ -9,7 +9,7 @@ import pytest
 
 from gateway.net.egress import FetchResponse
 from tests.gateway.auth.federation.federating import world
-from tests.gateway.auth.federation.test_external_login import EMAIL, Desk, desk
+from tests.gateway.auth.federation.test_external_login import EMAIL, LoginFlow, desk
 from tests.gateway.auth.issuing import ISSUER
 
 __all__ = ["desk", "world"]
@@ -18,7 +18,7 @@ USERINFO = f"{ISSUER}/userinfo"
 WITHOUT = {"email": None, "email_verified": None}
 
 
-async def begin_with_userinfo(desk: Desk, told: Any, **more: Any) -> dict[str, str]:
+async def begin_with_userinfo(desk: LoginFlow, told: Any, **more: Any) -> dict[str, str]:
     """A login at an issuer that keeps who it is out of its ID tokens (OpenID Connect Core, 5.4)."""
     desk.world.issuer.publish(userinfo_endpoint=USERINFO)
     await desk.list_it()
@@ -28,7 +28,7 @@ async def begin_with_userinfo(desk: Desk, told: Any, **more: Any) -> dict[str, s
     return asked
 
 
-async def test_an_address_is_asked_for_where_the_id_token_has_none(desk: Desk) -> None:
+async def test_an_address_is_asked_for_where_the_id_token_has_none(desk: LoginFlow) -> None:
     user_id = await desk.add_user()
     told = {"sub": "someone", "email": EMAIL, "email_verified": True}
     asked = await begin_with_userinfo(desk, told)
@@ -49,14 +49,14 @@ async def test_an_address_is_asked_for_where_the_id_token_has_none(desk: Desk) -
     ],
 )
 async def test_nobody_is_known_by_what_the_issuer_says_of_others(
-    desk: Desk, told: Any, more: dict[str, Any], match: str
+    desk: LoginFlow, told: Any, more: dict[str, Any], match: str
 ) -> None:
     await desk.add_user()
     asked = await begin_with_userinfo(desk, told, **more)
     await desk.refused(asked, match)
 
 
-async def test_an_issuer_that_does_not_say_who_it_is_signs_nobody_in(desk: Desk) -> None:
+async def test_an_issuer_that_does_not_say_who_it_is_signs_nobody_in(desk: LoginFlow) -> None:
     await desk.add_user()
     asked = await begin_with_userinfo(desk, {})
     desk.world.far_end.says(USERINFO, {}, status=401)

@@ -34,7 +34,7 @@ def cap(amount_nano: int, scope: Any = "org", owner: str = ORG, period: Any = "d
     return SpendCap(scope, owner, period, amount_nano)
 
 
-class Desk:
+class LimitedGateway:
     """One gateway, at NOON."""
 
     def __init__(self, store: redis.asyncio.Redis, books: BooksOfATest, **options: Any) -> None:
@@ -82,11 +82,11 @@ def books() -> BooksOfATest:
 
 
 @pytest.fixture
-def desk(redis: redis.asyncio.Redis, books: BooksOfATest) -> Desk:
-    return Desk(redis, books)
+def desk(redis: redis.asyncio.Redis, books: BooksOfATest) -> LimitedGateway:
+    return LimitedGateway(redis, books)
 
 
-async def test_the_worst_case_is_held_and_what_it_cost_is_settled(desk: Desk) -> None:
+async def test_the_worst_case_is_held_and_what_it_cost_is_settled(desk: LimitedGateway) -> None:
     """100 tokens at the dearest input and 20 at the output's price: 300 + 210 nano."""
     caller = who(cap(1000))
     first = await desk.admitted(caller, 100, 20)
@@ -107,7 +107,7 @@ async def test_the_worst_case_is_held_and_what_it_cost_is_settled(desk: Desk) ->
     assert await desk.counted() == 489 + 32
 
 
-async def test_a_refusal_by_another_limit_holds_no_money(desk: Desk) -> None:
+async def test_a_refusal_by_another_limit_holds_no_money(desk: LimitedGateway) -> None:
     caller = who(cap(10_000), cap(5_000, "key", "key_a", "total"))
     limited = msgspec.structs.replace(caller, key_plan=Plan(name="p", requests_per_minute=1))
     await desk.admitted(limited, 10, 10)
@@ -118,7 +118,7 @@ async def test_a_refusal_by_another_limit_holds_no_money(desk: Desk) -> None:
     assert (too_much.kind, too_much.scope, too_much.period) == ("money", "key", "total")
 
 
-async def test_who_does_not_say_how_much_may_write_what_is_left(desk: Desk) -> None:
+async def test_who_does_not_say_how_much_may_write_what_is_left(desk: LimitedGateway) -> None:
     """The input is 300 of 1000 nano; 66 tokens cost 693, one more would not fit."""
     caller = who(cap(1000))
     admission = await desk.admitted(caller, 100, 5000, given=False)
@@ -135,7 +135,7 @@ async def test_who_does_not_say_how_much_may_write_what_is_left(desk: Desk) -> N
     assert whole.max_output_tokens == 20, "all of it fits"
 
 
-async def test_without_a_price_nobody_could_bound_it(desk: Desk) -> None:
+async def test_without_a_price_nobody_could_bound_it(desk: LimitedGateway) -> None:
     for prices in ({}, {"output": PRICES["output"]}):
         with pytest.raises(UnpricedModel) as raised:
             await desk.ask(who(cap(1000)), 1, 1, prices=prices)
@@ -149,7 +149,7 @@ async def test_without_a_price_nobody_could_bound_it(desk: Desk) -> None:
 
 
 async def test_what_was_overspent_reads_as_a_quota_that_waiting_does_not_refill(
-    desk: Desk,
+    desk: LimitedGateway,
 ) -> None:
     http_error = to_http_error(RateLimited(await desk.refused(who(cap(1_500_000_000)), 1, 10**9)))
     assert (http_error.status, http_error.body.type, http_error.body.code) == (
@@ -167,7 +167,7 @@ async def test_what_was_overspent_reads_as_a_quota_that_waiting_does_not_refill(
     )
 
 
-async def test_a_refusal_says_what_is_left_and_whether_less_would_fit(desk: Desk) -> None:
+async def test_a_refusal_says_what_is_left_and_whether_less_would_fit(desk: LimitedGateway) -> None:
     async def said(caller: Principal, *args: Any, **options: Any) -> str:
         return to_http_error(RateLimited(await desk.refused(caller, *args, **options))).body.message
 
@@ -189,7 +189,9 @@ async def test_a_refusal_says_what_is_left_and_whether_less_would_fit(desk: Desk
     assert "this key may spend in all" in told and "ends at" not in told
 
 
-async def test_a_counter_begins_with_what_the_books_say(desk: Desk, books: BooksOfATest) -> None:
+async def test_a_counter_begins_with_what_the_books_say(
+    desk: LimitedGateway, books: BooksOfATest
+) -> None:
     books.ingest("old", "key_b", 700, NOON)
     books.ingest("yesterday", "key_b", 9000, NOON - 86_400)
     caller = who(cap(1000), cap(10_000, period="month"))
@@ -207,7 +209,7 @@ async def test_a_counter_begins_with_what_the_books_say(desk: Desk, books: Books
 async def test_many_who_find_it_missing_build_it_once(
     redis: redis.asyncio.Redis, books: BooksOfATest
 ) -> None:
-    desks = [Desk(redis, books) for _ in range(3)]
+    desks = [LimitedGateway(redis, books) for _ in range(3)]
     books.ingest("old", "key_a", 400, NOON)
     caller = who(cap(1000))
     asked = [each.ask(caller, 10, 2) for each in desks for _ in range(20)]
@@ -217,7 +219,7 @@ async def test_many_who_find_it_missing_build_it_once(
 
 
 async def test_until_it_is_built_nothing_passes(
-    desk: Desk, books: BooksOfATest, monkeypatch: pytest.MonkeyPatch
+    desk: LimitedGateway, books: BooksOfATest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def gone(*_: object) -> None:
         raise OSError("Postgres is away")
@@ -264,7 +266,7 @@ async def test_an_expired_lease_gives_back_what_it_is_not_known_to_have_used(
     move_clock(monkeypatch)
     await redis.set(CLOCK_KEY, int(NOON * 1_000_000))
     caller = who(cap(1000))
-    dead, other = Desk(redis, books), Desk(redis, books)
+    dead, other = LimitedGateway(redis, books), LimitedGateway(redis, books)
     admission = await dead.admitted(caller, 100, 20)
     dead.limiter.progress(admission, Units(input_tokens=100, output_tokens=4))
     await dead.limiter.renew()
@@ -281,7 +283,7 @@ async def test_an_expired_lease_gives_back_what_it_is_not_known_to_have_used(
 
 
 async def test_what_ran_before_there_was_a_cap_counts_once_it_is_booked(
-    desk: Desk, books: BooksOfATest
+    desk: LimitedGateway, books: BooksOfATest
 ) -> None:
     before = await desk.admitted(who(), 100, 20)
     caller = who(cap(1000))
@@ -294,7 +296,7 @@ async def test_what_ran_before_there_was_a_cap_counts_once_it_is_booked(
 
 
 async def test_what_redis_cannot_be_told_of_it_hears_later(
-    desk: Desk, books: BooksOfATest, monkeypatch: pytest.MonkeyPatch
+    desk: LimitedGateway, books: BooksOfATest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await desk.admitted(who(cap(1000)), 0, 0)
     scripts = desk.limiter._scripts
@@ -315,7 +317,7 @@ async def test_what_redis_cannot_be_told_of_it_hears_later(
 async def test_while_redis_is_away_only_what_is_comfortable_passes(
     redis: redis.asyncio.Redis, books: BooksOfATest
 ) -> None:
-    desk = Desk(redis, books, num_gateways=2)
+    desk = LimitedGateway(redis, books, num_gateways=2)
     rich, poor = who(cap(100_000)), who(cap(1000, "key", "key_p", "total"), key_id="key_p")
     for caller in (rich, poor):
         await desk.limiter.void(await desk.admitted(caller, 0, 0))
@@ -366,7 +368,7 @@ def test_periods_are_of_utc_wherever_the_gateway_runs(local_time: str) -> None:
 
 
 async def test_what_was_settled_and_not_yet_booked_survives_the_loss_of_its_counter(
-    desk: Desk, books: BooksOfATest
+    desk: LimitedGateway, books: BooksOfATest
 ) -> None:
     caller = who(cap(1000))
     settled = await desk.admitted(caller, 100, 20)

@@ -20,7 +20,7 @@ from gateway.limits.spending import MAX_NANO, Cap, Counter, counter_of
 from gateway.principal import CapPeriod, CapScope, SpendCap
 from tests.billing.alerts.test_alerts import archive, cap, spends
 from tests.gateway.limits.money.money_books import ORG, BooksOfATest, who
-from tests.gateway.limits.money.test_limiter_money import Desk
+from tests.gateway.limits.money.test_limiter_money import LimitedGateway
 from tests.gateway.limits.money.test_limiter_money import cap as allows
 from tests.gateway.limits.test_ceilings import NOWHERE, Clock
 
@@ -137,7 +137,7 @@ async def test_the_limiter_names_each_cap_that_has_too_little_left(
     def on_refusal(org_id: str, caps: list[Cap]) -> None:
         heard.append((org_id, [(each.counter.scope, each.amount_nano) for each in caps]))
 
-    desk = Desk(redis, BooksOfATest(), on_refusal=on_refusal)
+    desk = LimitedGateway(redis, BooksOfATest(), on_refusal=on_refusal)
     caller = who(allows(1000), allows(1200, "key", "key_a"), allows(10**6, period="month"))
     await desk.admitted(caller, 100, 0)  # 300 of each
     assert heard == []
@@ -183,7 +183,7 @@ async def test_a_cap_of_a_prepaid_org_is_named_by_itself_and_its_balance_is_not(
         heard.append([(each.counter.scope, each.amount_nano) for each in caps])
 
     paid = PaidInAdvance(600)
-    desk = Desk(redis, BooksOfATest(), on_refusal=on_refusal, lender=paid)
+    desk = LimitedGateway(redis, BooksOfATest(), on_refusal=on_refusal, lender=paid)
     balance = SpendCap("org", ORG, "total", MAX_NANO, is_funded=True)
     caller = who(balance, allows(1000, period="total"), allows(700, "key", "key_a"))
     refused = await desk.refused(caller, 210, 0)  # 630
