@@ -55,6 +55,10 @@ def _bytes_of_letters() -> dict[str, bytes]:
 _BYTES_OF = _bytes_of_letters()
 
 
+SHORT_CHARS = 2048
+"""Well under a millisecond of work."""
+
+
 class Tokenizer:
     """`special_tokens`: name ("bos_token", ...) to text. `special_ids`: every id that `decode`
     leaves out by default."""
@@ -121,18 +125,26 @@ class Tokenizer:
         else the folder's post-processor adds) around it: for plain completions, never for a
         rendered chat, whose template wrote its own. Raises `InvalidRequest` for lone surrogates,
         which are no text."""
-        ids: list[int] = self._encoding(text, add_special_tokens).ids
+        ids: list[int] = self._encoding(text, add_special_tokens, with_ends=False).ids
         return ids
 
     def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
         """Ids of a rendered chat, and where in it, in characters, each of them ends. Raises as
         `encode`."""
-        encoding = self._encoding(text, False)
+        encoding = self._encoding(text, False, with_ends=True)
         return encoding.ids, [end for _, end in encoding.offsets]
 
-    def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+    def _encoding(
+        self, text: str, add_special_tokens: bool, *, with_ends: bool
+    ) -> tokenizers.Encoding:
+        """Encode a text; a long one without the interpreter's lock, which `encode` holds until it
+        is done: a second for a megabyte."""
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens)
+            if len(text) <= SHORT_CHARS:
+                return self._backend.encode(text, add_special_tokens=add_special_tokens)
+            backend = self._backend
+            encode_all = backend.encode_batch if with_ends else backend.encode_batch_fast
+            return encode_all([text], add_special_tokens=add_special_tokens)[0]
         except TypeError as error:  # what `tokenizers` makes of a str that UTF-8 cannot hold
             raise InvalidRequest("the text holds a lone surrogate") from error
 

@@ -1,8 +1,8 @@
 """Renders and tokenizes long prompts: a few threads beside the event loop, and a bounded
 queue before them in which no tenant waits behind another's flood.
 
-The tokenizers library releases the GIL, so that other requests go on meanwhile. What is short is
-done at once: a thread's hand-over costs more than the work.
+`Tokenizer` releases the GIL for what is long, so that other requests go on meanwhile. What is short
+is done at once: a thread's hand-over costs more than the work.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,29 @@ def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(tokenizer: Tokenizer,
     joined = b"".join(map(tokenizer.token_bytes, tokenizer.encode(text)))
     # SentencePiece's vocabularies put a space before every text.
     assert joined in (text.encode(), b" " + text.encode())
+
+
+@pytest.mark.parametrize("with_ends", [False, True])
+def test_others_run_while_a_long_text_is_encoded(tokenizer: Tokenizer, with_ends: bool) -> None:
+    text = "hello <|im_end|> of tokens, wörld " * 40_000
+    turns, encoded = [0], threading.Event()
+
+    def take_turns() -> None:
+        while not encoded.is_set():
+            turns[0] += 1
+            time.sleep(0.001)
+
+    other = threading.Thread(target=take_turns)
+    other.start()
+    before = turns[0]
+    ids = tokenizer.encode_with_ends(text)[0] if with_ends else tokenizer.encode(text)
+    taken = turns[0] - before
+    encoded.set()
+    other.join()
+    assert taken > 20, "the interpreter's lock is held"
+    assert ids == tokenizer._backend.encode(text, add_special_tokens=False).ids
+    with pytest.raises(InvalidRequest):
+        tokenizer.encode("\ud800" + text)
 
 
 def test_special_tokens_have_bytes_and_unknown_ids_have_none(tokenizer: Tokenizer) -> None:
