@@ -296,8 +296,9 @@ class CompletionUsage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails
+    prompt_tokens_details: PromptTokensDetails | None
+    """null, as the next: nothing was cached, in vLLM's dialect."""
+    completion_tokens_details: CompletionTokensDetails | None
     cost: UsageCost | UnsetType = UNSET
     """The cost, if it was requested."""
 

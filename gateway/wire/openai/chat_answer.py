@@ -39,8 +39,11 @@ class AnswerMessage(msgspec.Struct, kw_only=True):
     reasoning_content: str | None | UnsetType = UNSET
     """Not OpenAI's: what a model that reasons thought; null: nothing, in vLLM's dialect."""
     tool_calls: list[AnswerCall] | UnsetType = UNSET
-    function_call: AnswerFunction | UnsetType = UNSET
+    function_call: AnswerFunction | None | UnsetType = UNSET
     """The one call of who offers `functions`."""
+    annotations: None | UnsetType = UNSET
+    """OpenAI's, as the next, which no answer here has: null in vLLM's dialect."""
+    audio: None | UnsetType = UNSET
 
 
 class AnswerChoice(msgspec.Struct, kw_only=True):
@@ -79,11 +82,10 @@ class ChoiceCollector:
     """Collects one choice, delta by delta."""
 
     def __init__(self, *, calls_function: bool = False, speaks_vllm: bool = False) -> None:
-        """`calls_function`: a call is told in the older form. `speaks_vllm`: where nothing is said
-        the text is empty, and where nothing is thought that is null."""
+        """`calls_function`: a call is told in the older form. `speaks_vllm`: a message has all that
+        vLLM's has, whether or not there is some."""
         self._calls_function = calls_function
-        self._no_text = "" if speaks_vllm else None
-        self._no_reasoning = None if speaks_vllm else UNSET
+        self._speaks_vllm = speaks_vllm
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._names: list[str] = []
@@ -122,13 +124,25 @@ class ChoiceCollector:
         )
 
     def _message(self) -> AnswerMessage:
+        message = self._openais()
+        if not self._speaks_vllm:
+            return message
+        message.content = message.content or ""
+        for name in ("reasoning_content", "function_call", "annotations", "audio"):
+            if getattr(message, name) is UNSET:
+                setattr(message, name, None)
+        if message.tool_calls is UNSET:
+            message.tool_calls = []
+        return message
+
+    def _openais(self) -> AnswerMessage:
         text = "".join(self._texts)
-        thought = "".join(self._reasoning) if self._reasoning else self._no_reasoning
         if not (self._reasoning or self._names):
-            return AnswerMessage(content=text, reasoning_content=thought)
+            return AnswerMessage(content=text)
+        thought = "".join(self._reasoning) if self._reasoning else UNSET
         if self._calls_function and self._names:
             return AnswerMessage(
-                content=text or self._no_text,
+                content=text or None,
                 reasoning_content=thought,
                 function_call=AnswerFunction(self._names[0], "".join(self._arguments[0])),
             )
@@ -137,5 +151,5 @@ class ChoiceCollector:
             for name, arguments in zip(self._names, self._arguments, strict=True)
         ]
         return AnswerMessage(
-            content=text or self._no_text, reasoning_content=thought, tool_calls=calls or UNSET
+            content=text or None, reasoning_content=thought, tool_calls=calls or UNSET
         )

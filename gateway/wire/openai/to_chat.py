@@ -57,7 +57,7 @@ class ChatEncoder(Protocol):
 
 def to_openai(request: GenerateRequest, heading: AnswerHeader) -> ChatEncoder:
     """An upstream's answer keeps its own id and time."""
-    head = ChatHead(
+    head = (VllmHead if request.speaks_vllm else ChatHead)(
         id=heading.id,
         created=heading.created,
         model=request.model,
@@ -126,11 +126,27 @@ class ChatHead(msgspec.Struct, kw_only=True):
 
     def usage_field(self, usage: MeteredUsage) -> bytes:
         """Return the field of a chunk that says the usage so far."""
-        return b',"usage":' + _encode(to_usage(usage))
+        return b',"usage":' + _encode(self.usage_of(usage))
+
+    def usage_of(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> CompletionUsage:
+        return to_usage(usage, cost)
 
     def usage_chunk(self, usage: MeteredUsage, cost: RatedUsage | None) -> bytes:
-        shown = _encode(to_usage(usage, cost))
+        shown = _encode(self.usage_of(usage, cost))
         return sse.encode(self.opened() + b',"choices":[],"usage":' + shown + b"}")
+
+
+class VllmHead(ChatHead, kw_only=True):
+    """The same in vLLM's dialect, whose usage has no details where there is nothing to tell."""
+
+    def usage_of(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> CompletionUsage:
+        said = to_usage(usage, cost)
+        prompt, written = said.prompt_tokens_details, said.completion_tokens_details
+        return msgspec.structs.replace(
+            said,
+            prompt_tokens_details=None if prompt == PromptTokensDetails() else prompt,
+            completion_tokens_details=None if written == CompletionTokensDetails() else written,
+        )
 
 
 class ChatStream:
@@ -332,7 +348,7 @@ class ChatBody:
                 created=self._head.created,
                 model=self._head.model,
                 choices=[each.choice(index) for index, each in enumerate(self._choices)],
-                usage=to_usage(usage, cost),
+                usage=self._head.usage_of(usage, cost),
                 service_tier=None if tier is UNSET else tier,
                 system_fingerprint=self._head.system_fingerprint,
                 prompt_token_ids=self._prompt_ids,

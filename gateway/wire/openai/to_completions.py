@@ -27,7 +27,7 @@ from gateway.generation_events import (
     TokenTop,
 )
 from gateway.wire.openai.chat import CompletionUsage
-from gateway.wire.openai.to_chat import ChatEncoder, ChatHead, RawBodies, RawStream, to_usage
+from gateway.wire.openai.to_chat import ChatEncoder, ChatHead, RawBodies, RawStream, VllmHead
 
 OBJECT: Literal["text_completion"] = "text_completion"
 _encode = msgspec.json.Encoder().encode
@@ -70,7 +70,7 @@ class Completion(msgspec.Struct, kw_only=True):
 
 def to_completions(request: GenerateRequest, heading: AnswerHeader) -> ChatEncoder:
     """An upstream's answer keeps its own id and time."""
-    head = ChatHead(
+    head = (VllmHead if request.speaks_vllm else ChatHead)(
         id=heading.id,
         object=OBJECT,
         created=heading.created,
@@ -252,7 +252,7 @@ class CompletionBody:
                 created=self._head.created,
                 model=self._head.model,
                 choices=choices,
-                usage=to_usage(usage, cost),
+                usage=self._head.usage_of(usage, cost),
             )
         )
 

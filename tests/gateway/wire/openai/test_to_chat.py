@@ -8,8 +8,8 @@ from itertools import permutations
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
-from msgspec import UNSET
 from openai import OpenAI
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -386,10 +386,43 @@ def part(quantity: int, amount: str, price_id: str) -> dict[str, Any]:
     return {"quantity": quantity, "unit": "tokens", "amount": amount, "price_id": price_id}
 
 
-def test_nothing_that_is_said_or_thought_is_told_in_vllms_dialect() -> None:
-    for speaks_vllm, content, reasoning in ((False, None, UNSET), (True, "", None)):
-        for calls_function in (False, True):
-            choice = ChoiceCollector(speaks_vllm=speaks_vllm, calls_function=calls_function)
-            choice.add(TextDelta(index=0, text="", calls=(CallDelta(0, "f", "{}"),)))
-            message = choice.choice(0).message
-            assert (message.content, message.reasoning_content) == (content, reasoning)
+def test_a_message_has_all_that_vllms_has_in_its_dialect() -> None:
+    call = CallDelta(0, "f", "{}")
+    for calls_function in (False, True):
+        for delta in (
+            TextDelta(index=0, text="", calls=(call,)),
+            TextDelta(index=0, text="a", reasoning="b"),
+            TextDelta(index=0, text="a"),
+        ):
+            told = []
+            for speaks_vllm in (False, True):
+                choice = ChoiceCollector(speaks_vllm=speaks_vllm, calls_function=calls_function)
+                choice.add(delta)
+                told.append(msgspec.to_builtins(choice.choice(0).message))
+            openais, vllms = told
+            for call_told in (*openais.get("tool_calls", ()), *vllms["tool_calls"]):
+                del call_told["id"]
+            nothing = {"reasoning_content": None, "function_call": None, "tool_calls": []}
+            wanted = {**nothing, "annotations": None, "audio": None, **openais}
+            assert vllms == {**wanted, "content": openais["content"] or ""}
+
+
+def test_usage_has_no_details_of_nothing_in_vllms_dialect() -> None:
+    said = [TextDelta(index=0, text="a", finish_reason="stop")]
+    nothing = MeteredUsage(uncached_input=3, output=1)
+    something = MeteredUsage(uncached_input=3, cache_read=2, output=2, reasoning_output=1)
+    heading = AnswerHeader(id="chatcmpl-1", created=1)
+    for stream in (False, True):
+        fields = {"stream": stream, "stream_options": {"include_usage": True} if stream else None}
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
+        request = from_openai(json.dumps(body).encode(), "vllm")
+        for usage, shown in ((nothing, (None, None)), (something, (2, 1))):
+            chat = to_openai(request, heading)
+            answer = chat.encode(said) + chat.finish(usage)
+            told = payloads(answer)[-1]["usage"] if stream else json.loads(answer)["usage"]
+            details = told["prompt_tokens_details"], told["completion_tokens_details"]
+            counts = (
+                (details[0] and details[0]["cached_tokens"]),
+                (details[1] and details[1]["reasoning_tokens"]),
+            )
+            assert counts == shown and told["prompt_tokens"] == usage.prompt_tokens
