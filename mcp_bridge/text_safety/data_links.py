@@ -22,6 +22,8 @@ PLACEHOLDER = re.compile(
     r"\{\{?[^{}]{1,60}\}?\}|\$\{?\w{1,40}|<[^<>]{2,60}>|\[[A-Z][A-Z _]{2,60}\]|%s|\bAPI_KEY\b"
 )
 QUERY = re.compile(r"[?&#][^=&]{1,40}=")
+EMPTY_QUERY = re.compile(r"[?&#][^=&]{1,40}=(?:$|&)")
+"""A query whose value is left to whoever writes the link."""
 DATA_QUERY = re.compile(r"[?&#][^=&]{0,40}=\s?(?:\{|\$|<|\[|%s|API_KEY)")
 FOLLOWED = re.compile(
     r"https?://[^\s\"'`]{1,300}[/=]`?'?\"? (?:followed by|plus|and then|with) ", re.I
@@ -33,7 +35,7 @@ WHAT = re.compile(
     re.I,
 )
 
-LinkSeverity = Literal["medium", "high"]
+LinkSeverity = Literal["low", "medium", "high"]
 
 
 def data_links(text: str) -> Iterator[tuple[str, LinkSeverity, str]]:
@@ -43,8 +45,7 @@ def data_links(text: str) -> Iterator[tuple[str, LinkSeverity, str]]:
     for code, regex in (("image", IMAGE), ("image", TAG)):
         found = regex.search(text)
         if found:
-            is_filled = PLACEHOLDER.search(found[1]) or QUERY.search(found[1])
-            yield code, "high" if is_filled else "medium", found.group()[:120]
+            yield code, weight_of(found[1]), found.group()[:120]
             break
     for regex in (LINK, BARE):
         filled = next((one for one in regex.finditer(text) if carries(one.group())), None)
@@ -56,6 +57,13 @@ def data_links(text: str) -> Iterator[tuple[str, LinkSeverity, str]]:
     )
     if found:
         yield "data", "high", found.group()[:120]
+
+
+def weight_of(image: str) -> LinkSeverity:
+    """Return how bad an image is by what its address may carry."""
+    if PLACEHOLDER.search(image) or EMPTY_QUERY.search(image):
+        return "high"
+    return "medium" if QUERY.search(image) else "low"
 
 
 def carries(link: str) -> bool:

@@ -2,7 +2,7 @@
 
 The patterns are phrases of published attacks (tool poisoning and shadowing: Invariant Labs, April
 2025; line jumping: Trail of Bits; OWASP MCP Top 10, 2025). A finding is advice: a text can say the
-same in other words, so pinning and policy do not depend on it; `word_rules` finds more of them.
+same in other words, so pinning and policy do not depend on it; `instruction_score` finds more.
 Every pattern is bounded in what it can span, since the author of the text may be hostile, and is
 tried only where one of its words is. Pure.
 """

@@ -18,11 +18,14 @@ ODD = re.compile(
     r"messages|"
     r"history|prompts?)\b"
     r"|\bsystem prompt\b.{1,40}|\b(?:your|the) (?:system prompt|instructions)\b"
-    r"|\b(?:ignore|disregard) (?:all |the )?(?:previous|prior|earlier)\b"
-    r"|\b(?:do not|dont|never) (?:tell|inform|mention|ask)\b"
     r"|\b(?:password|credentials|secrets?|tokens?) (?:from|of)\b"
 )
-
+ORDERS = re.compile(
+    r"\b(?:ignore|disregard) (?:all |the )?(?:previous|prior|earlier)\b"
+    r"|\b(?:do not|dont|never) (?:tell|inform|mention|ask)\b"
+)
+COMMAND = re.compile(r"[;|`<>]|\$\(")
+"""Characters of a command, which no name needs."""
 CONTENT = frozenset("content contents value text file data dump output paste body history".split())
 PRIVATE = frozenset(
     "env ssh rsa passwd shadow bash password passwords credentials clipboard cookies inbox mailbox "
@@ -32,14 +35,27 @@ PRIVATE = frozenset(
 
 
 def oddity(name: str) -> str | None:
-    """Return what is odd about the name of an argument or a tool; None: nothing."""
-    words = [word for word in PARTS.split(name[: 4 * MAX_CHARS]) if word]
-    folded = [word.lower() for word in words]
+    """Return what is odd about the name of an argument; None: nothing."""
+    folded = [word.lower() for word in words_of(name)]
     if ODD.search(" ".join(folded)) or (
         CONTENT.intersection(folded) and PRIVATE.intersection(folded)
     ):
-        return "asks for what no argument should hold, or instructs"
+        return "asks for what no argument should hold"
+    return disorder(name)
+
+
+def disorder(name: str) -> str | None:
+    """Return what is odd about the name of an argument or a tool, whatever it is for."""
+    words = words_of(name)
+    if ORDERS.search(" ".join(words).lower()):
+        return "instructs"
+    if COMMAND.search(name):
+        return "has characters of a command"
     spelled = [word for word in words if word.isascii() and word.strip(",.").isalpha()]
     if len(spelled) > MAX_WORDS:
         return f"{len(spelled)} words"
     return f"longer than {MAX_CHARS} characters" if len(name) > MAX_CHARS else None
+
+
+def words_of(name: str) -> list[str]:
+    return [word for word in PARTS.split(name[: 4 * MAX_CHARS]) if word]

@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import islice
 
 import msgspec
+from msgspec import structs
 
 from mcp_bridge.canonical_json import Parts, pointer, walk
 from mcp_bridge.errors import NotCanonical, SchemaRefused
@@ -24,9 +25,10 @@ from mcp_bridge.text_safety.confusables import mixed_words, name_skeleton
 from mcp_bridge.text_safety.data_links import data_links
 from mcp_bridge.text_safety.encoded_text import decoded, spaced
 from mcp_bridge.text_safety.hidden_text import hidden, visible
+from mcp_bridge.text_safety.instruction_score import SURE, Demand, find_demand
 from mcp_bridge.text_safety.instruction_text import MAX_TEXT_CHARS, Severity, instructions
-from mcp_bridge.text_safety.odd_names import oddity
-from mcp_bridge.text_safety.word_rules import asked
+from mcp_bridge.text_safety.odd_names import disorder, oddity
+from mcp_bridge.trust.demands import find_demands
 from mcp_bridge.validation.arguments import compile_schema
 
 MAX_FINDINGS = 100
@@ -38,6 +40,18 @@ RANK: Mapping[Severity, int] = {"low": 0, "medium": 1, "high": 2}
 HIDING_SEVERITY: Mapping[str, Severity] = {"private_use": "medium"}
 GUESSED = frozenset(["rot13", "reversed", "leet"])
 """Encodings that any text can be read as, so that only what is clear in them counts."""
+DESCRIBING = frozenset(
+    f"instruction_{name}"
+    for name in (
+        "secrecy",
+        "secrets",
+        "conversation",
+        "redirection",
+        "precedence",
+        "preference",
+    )
+)
+"""Codes of phrases with which tools describe themselves, too: `lists API keys`."""
 SCHEMAS = ("inputSchema", "outputSchema")
 ICON_SCHEMES = ("https://", "data:image/")
 DISTINCT = re.compile(r"(?=.*[_-]|.*[a-z][A-Z]).{5,}")
@@ -101,6 +115,8 @@ def scan(kind: Kind, value: object) -> tuple[Finding, ...]:
     except NotCanonical as error:
         past_bounds = True
         found.append(Finding("not_canonical", error.param, "high", error.message))
+    if not past_bounds:
+        found = scan_demands(value, found)
     if kind == "tool" and isinstance(value, Mapping) and not past_bounds:
         found += scan_names(value)
     if kind == "tool" and isinstance(value, Mapping):
@@ -145,8 +161,6 @@ def suspicions(text: str) -> Iterator[Suspicion]:
         yield "long_text", "medium", f"read up to {MAX_TEXT_CHARS} characters only"
     for name, how_bad, match in instructions(text):
         yield f"instruction_{name}", how_bad, shown(match)
-    for rule in asked(text[:MAX_TEXT_CHARS]):
-        yield rule.code, rule.severity, shown(rule.where)
     for code, how_bad, match in data_links(text[:MAX_TEXT_CHARS]):
         yield f"carrying_{code}", how_bad, shown(match)
     yield from encoded(text)
@@ -163,7 +177,9 @@ def encoded(text: str) -> Iterator[Suspicion]:
         found = [
             (how_bad, match) for name, how_bad, match in instructions(said) if name != "encoded"
         ]
-        found += [(one.severity, one.where) for one in asked(said)]
+        weighed = find_demand(said)
+        if weighed is not None:
+            found.append((severity_of(weighed), weighed.where))
         clear = [match for how_bad, match in found if encoding not in GUESSED or how_bad == "high"]
         if clear:
             seen.add(encoding)
@@ -172,9 +188,30 @@ def encoded(text: str) -> Iterator[Suspicion]:
         yield "encoded_spaced", "high", shown(phrase)
 
 
+def scan_demands(value: object, found: list[Finding]) -> list[Finding]:
+    """Return `found` with what a definition asks of a model. Phrases that describe as well as
+    instruct stay in view, and count for nothing where no sentence asks for anything."""
+    demands = [
+        Finding(each.code, visible(pointer(parts)), severity_of(each), shown(each.where))
+        for parts, each in islice(find_demands(value), MAX_FINDINGS)
+    ]
+    if not demands:
+        found = [
+            structs.replace(one, severity="low") if one.code in DESCRIBING else one for one in found
+        ]
+    return [*found, *demands]
+
+
+def severity_of(demand: Demand) -> Severity:
+    return "high" if demand.score >= SURE else "medium"
+
+
 def scan_names(tool: Mapping[str, object]) -> Iterator[Finding]:
     """Yield findings of the tool's name and the names of its arguments."""
-    named: list[tuple[Parts, object]] = [(("name",), tool.get("name"))]
+    why = disorder(str(tool.get("name")))
+    if why is not None:
+        yield Finding("odd_name", "/name", "medium", why)
+    named: list[tuple[Parts, object]] = []
     for member in SCHEMAS:
         named += [
             ((member, *parts, key), key)

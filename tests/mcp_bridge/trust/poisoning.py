@@ -5,9 +5,10 @@ full-schema poisoning, EchoLeak and others, in words of their own; the ordinary 
 public servers offer. What an attack hides in an encoding stands there in the clear, `{hex:...}`,
 and is encoded when it is read.
 
-The rules were made with `attacks.jsonl` and `benign.jsonl`. The files `held_out_...` and
-`second_held_out_...` were written before rules changed that they measure, and no rule was changed
-for one of them.
+The rules were made with `attacks.jsonl` and `benign.jsonl`, and their weights are fitted to these.
+The files `held_out_...` were written before; no rule was changed for one of their lines. After
+the second was measured, more was written into the first two for the classes of attack that were
+missed, and the third was written and frozen before anything was measured with it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from urllib.parse import quote
 
 import msgspec
 
-Part = Literal["", "held_out_", "second_held_out_"]
+Part = Literal["", "held_out_", "second_held_out_", "third_held_out_"]
 """Names a part by what its files begin with."""
-PARTS: tuple[Part, ...] = ("", "held_out_", "second_held_out_")
+PARTS: tuple[Part, ...] = ("", "held_out_", "second_held_out_", "third_held_out_")
 FOLDER = Path(__file__).parent / "corpus"
 MARK = re.compile(
     r"\{(b64|b64split|hex|hexsp|spaced|dotted|leet|rot13|reversed|url|html|tags):([^{}]*)\}"

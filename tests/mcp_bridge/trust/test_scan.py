@@ -144,9 +144,12 @@ ATTACKS = [
 )
 def test_a_published_attack_is_found(text: str, codes: set[str]) -> None:
     for path in (("description",), ("inputSchema", "properties", "a", "description")):
-        found = {one.code for one in scan("tool", with_text(path, text))}
-        assert codes <= found
-    assert codes <= {one.code for one in scan("instructions", text)}
+        found = scan("tool", with_text(path, text))
+        assert codes <= {one.code for one in found}
+        assert worst(found) != "low" or codes == {"instruction_preference"}
+    found = scan("instructions", text)
+    assert codes <= {one.code for one in found}
+    assert worst(found) != "low" or codes == {"instruction_preference"}
 
 
 # Descriptions as the reference servers, Context7, Playwright, GitHub and others have them.
