@@ -2,7 +2,7 @@
 
     make clients                     all
     make clients ARGS=lm-eval        one: lm-eval, sentence-transformers, guidellm, openai-agents,
-                                     langchain-openai, litellm, claude-code, codex
+                                     langchain-openai, litellm, claude-code, codex, vllm-tests
 
 Their own environment has what they need and nothing of ours; they meet us over HTTP alone.
 """
@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 
 from tests.clients.coding_agents import claude_code, codex
+from tests.clients.vllm_tests import vllm_tests
 from tests.stack import ROOT, Stack, running
 
 TIMEOUT_S = 1200.0
@@ -167,6 +168,7 @@ CLIENTS: dict[str, Callable[[], str]] = {
     "litellm": partial(script, "with_litellm.py"),
     "claude-code": claude_code,
     "codex": codex,
+    "vllm-tests": vllm_tests,
 }
 
 

@@ -55,7 +55,8 @@ async def tokenize(request: AuthenticatedRequest) -> Response[bytes]:
     body, model = with_default(request, await plain_body(request))
     async with admitted(request, model) as (replica, priority):
         route = services(request).generation.fleet.resolve(model, request.user)
-        asked, _, _ = await read_known(body, from_tokenize, route)
+        read = partial(from_tokenize, dialect=route.dialect)
+        asked, _, _ = await read_known(body, read, route)
         found = await replica.tokenize(asked, priority)
     return to_response(
         TokenizeAnswer(

@@ -221,6 +221,7 @@ class SampledRequest(StrictStruct, kw_only=True):
 
 
 AnyMessage: TypeAlias = Message | OtherMessage
+AnyMessages = Annotated[list[AnyMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class ChatCompletionRequest(SampledRequest, kw_only=True):
@@ -270,7 +271,7 @@ class ChatCompletionRequest(SampledRequest, kw_only=True):
 class AnyRoleRequest(ChatCompletionRequest, kw_only=True):
     """The same with messages of roles that OpenAI does not know."""
 
-    messages: Annotated[list[AnyMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]  # type: ignore[assignment]
+    messages: AnyMessages  # type: ignore[assignment]
 
 
 # ---- the answer

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import msgspec
+from msgspec.json import Decoder
 
 from engine.protocol import Grammar
 from gateway.generate_request import (
@@ -57,6 +58,7 @@ from gateway.wire.openai.forward import check_forward, without_ours
 from gateway.wire.shared.cache_control import to_breakpoints
 from gateway.wire.shared.refusals import check_values, decode, unsupported
 
+T = TypeVar("T")
 MAX_MODEL_CHARS = 256
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 TEMPLATES_OWN = frozenset(
@@ -83,7 +85,7 @@ class _PeekedBody(msgspec.Struct, frozen=True):
 
 _peek_decoder = msgspec.json.Decoder(_PeekedBody)
 _request_decoder = msgspec.json.Decoder(ChatCompletionRequest)
-_any_role_decoder = msgspec.json.Decoder(AnyRoleRequest)
+_any_role_decoder: Decoder[ChatCompletionRequest] = Decoder(AnyRoleRequest)
 _any_decoder = msgspec.json.Decoder()
 _ROLE = re.compile(r"messages\[[0-9]+\]\.role")
 _ROLE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -130,7 +132,8 @@ def from_openai(body: bytes, dialect: Dialect) -> GenerateRequest:
     if dialect == "upstream":
         return to_forward(decode(_any_decoder, body))
     if dialect == "vllm":
-        return as_vllms(to_generate(with_any_roles(body)))
+        found = with_any_roles(_request_decoder, _any_role_decoder, body)
+        return as_vllms(to_generate(found))
     return to_generate(decode(_request_decoder, body))
 
 
@@ -138,10 +141,11 @@ def as_vllms(request: GenerateRequest) -> GenerateRequest:
     return msgspec.structs.replace(request, speaks_vllm=True)
 
 
-def with_any_roles(body: bytes) -> ChatCompletionRequest:
-    """Read a body whose messages may be of roles that OpenAI does not know. Raises BadField."""
+def with_any_roles(plain: Decoder[T], with_others: Decoder[T], body: bytes) -> T:
+    """Read a body whose messages may be of roles that OpenAI does not know, as `OtherMessage`.
+    Raises BadField."""
     try:
-        return decode(_request_decoder, body)
+        return decode(plain, body)
     except BadField as error:
         if error.param is None or _ROLE.fullmatch(error.param) is None:
             raise
@@ -152,7 +156,7 @@ def with_any_roles(body: bytes) -> ChatCompletionRequest:
                 if _ROLE_NAME.fullmatch(role) is None:
                     raise
                 message |= {"role": OTHER_ROLE, OTHER_ROLE: role}
-    return decode(_any_role_decoder, msgspec.json.encode(fields))
+    return decode(with_others, msgspec.json.encode(fields))
 
 
 def to_forward(body: Any) -> GenerateRequest:

@@ -10,20 +10,22 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from msgspec.json import Decoder
 
-from gateway.generate_request import ToTokenize, WrittenIds
+from gateway.generate_request import Dialect, ToTokenize, WrittenIds
 from gateway.request_errors import BadField
 from gateway.wire.constraints.format_structs import StrictStruct
 from gateway.wire.constraints.tool_structs import Tools
 from gateway.wire.openai.chat import (
     MAX_MESSAGES,
+    AnyMessages,
     ChatCompletionRequest,
     Message,
     ModelName,
     TemplateKwargs,
     Unsupported,
 )
-from gateway.wire.openai.from_chat import to_generate
+from gateway.wire.openai.from_chat import to_generate, with_any_roles
 from gateway.wire.openai.plain_prompts import check_other_values, to_ids
 from gateway.wire.shared.refusals import TokenId, check_values, decode
 
@@ -113,14 +115,24 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     chat_template: str | None = None
 
 
+class AnyRoleTokenizeRequest(TokenizeRequest):
+    """The same with messages of roles that OpenAI does not know."""
+
+    messages: AnyMessages | None = None  # type: ignore[assignment]
+
+
 _tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+_any_role_decoder: Decoder[TokenizeRequest] = Decoder(AnyRoleTokenizeRequest)
 _detokenize_decoder = msgspec.json.Decoder(SentTokens)
 
 
-def from_tokenize(body: bytes) -> ToTokenize:
+def from_tokenize(body: bytes, dialect: Dialect = "engine") -> ToTokenize:
     """Raises BadField."""
     check_values(body)
-    asked = decode(_tokenize_decoder, body)
+    if dialect == "vllm":
+        asked = with_any_roles(_tokenize_decoder, _any_role_decoder, body)
+    else:
+        asked = decode(_tokenize_decoder, body)
     check_one(asked)
     special, with_texts = asked.add_special_tokens, bool(asked.return_token_strs)
     if asked.messages is None:

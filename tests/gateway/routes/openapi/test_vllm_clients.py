@@ -436,6 +436,11 @@ def test_a_role_of_another_name_reaches_the_template_in_vllms_dialect(worker: Ru
     messages = [{"role": "my-role", "content": "x"}]
     with in_vllms_dialect(worker):
         told = chat(worker, messages=messages, return_token_ids=True)
+        asked = {"model": "near", "messages": messages}
+        assert (
+            ask(worker, "POST", "/tokenize", json=asked).json()["tokens"]
+            == (told["prompt_token_ids"])
+        )
     assert "<|im_start|>my-role\nx<|im_end|>" in TOKENIZER.decode(told["prompt_token_ids"], False)
     body = {"model": "near", "messages": messages}
     refused = ask(worker, "POST", "/v1/chat/completions", json=body)
