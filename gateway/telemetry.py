@@ -223,6 +223,12 @@ class Telemetry:
             ["server", "outcome"],
             registry=self.registry,
         )
+        self.mcp_scan_texts = Counter(
+            "tollgate_mcp_scan_texts",
+            "Sentences of MCP offers that the gateway had embedded for itself: embedded, failed.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.mcp_upstreams = self._worker_gauge(
             "mcp_upstreams",
             "Who MCP servers are asked for (tenants or users, by worker), by what the server is to "

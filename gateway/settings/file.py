@@ -288,6 +288,9 @@ class WrittenMcp(Strict, frozen=True, kw_only=True):
     bytes of JSON count as one token."""
     search_model: Name | None = None
     """The embedding model for tool search, beside matching words."""
+    scan_model: Name | None = None
+    """The embedding model that compares what servers offer with prototypes of instructions, for the
+    admin who approves it; the house pays."""
     loop: WrittenToolLoop = WrittenToolLoop()
     stdio: WrittenMcpStdio = WrittenMcpStdio()
     servers: Annotated[list[WrittenMcpServer], Meta(max_length=64)] = []

@@ -217,8 +217,9 @@ def _complete(file: SettingsFile, source: str, only: WrittenModel | None) -> Set
         names = [model.name for model in models]
         drift = file.mcp.stdio.unpinned == "warn"
         check_mcp_servers(file.mcp.servers, names, near=file.egress_to_loopback, drift=drift)
-        if file.mcp.search_model not in (None, *names):
-            raise SettingsError(f"mcp.search_model: {file.mcp.search_model!r} is no model")
+        for field in ("search_model", "scan_model"):
+            if (model := getattr(file.mcp, field)) not in (None, *names):
+                raise SettingsError(f"mcp.{field}: {model!r} is no model")
     except SettingsError as error:
         raise SettingsError(f"{source}: {error}") from None
     shipped = sorted((PACKAGE_ROOT / "billing" / "pricing" / "price_books").glob("*.toml"))

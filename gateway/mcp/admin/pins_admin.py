@@ -25,6 +25,7 @@ from mcp_bridge.protocol.rpc import RpcError
 from mcp_bridge.routing.catalog import changes_of
 from mcp_bridge.routing.offer_reader import read_offer
 from mcp_bridge.text_safety.hidden_text import visible
+from mcp_bridge.trust.meaning import Comparison, MeaningScan
 from mcp_bridge.trust.scan import Finding, LabelledPin, scan, scan_together, worst
 from mcp_bridge.upstream.transports.factory import Transports
 from mcp_bridge.upstream.upstream import ServerConfig
@@ -84,7 +85,10 @@ class PinsAdmin:
         info: dict[str, Any],
         db: AsyncEngine,
         redis: Redis,
+        meaning: MeaningScan | None = None,
     ) -> None:
+        """`meaning`: compares what is shown by what it means. None: by its words alone."""
+        self._meaning = meaning
         self._servers = {each.name: each for each in servers}
         self._transports, self._info = transports, info
         self._db, self._redis = db, redis
@@ -124,6 +128,15 @@ class PinsAdmin:
                 self._kept.popitem(last=False)
         async with tenant(self._db, org_id) as conn:
             return await self._compared(conn, org_id, config, offer)
+
+    async def compare(self, changes: Iterable[Change]) -> Comparison:
+        """Return what means an instruction in what is new, at nobody's expense but the house's."""
+        pins = [one.now for one in changes if one.now is not None and one.kind != "launch"]
+        if not pins:
+            return Comparison()
+        if self._meaning is None:
+            return Comparison(note="Not compared by meaning: `mcp.scan_model` names no model.")
+        return await self._meaning.compare(pins)
 
     async def approve(
         self,

@@ -1,17 +1,21 @@
-"""Embeds what tools mean, with an embedding model that the settings name. It is a request of
-whoever searches, like any other: admitted by their limits, caps and permitted models, and on their
-bill. A worker embeds a catalogue once, at the first search."""
+"""Embeds what tools mean, with an embedding model that the settings name.
+
+A search is a request of whoever searches, like any other: admitted by their limits, caps and
+permitted models, and on their bill. A worker embeds a catalogue once, at the first search. What
+the scan of offers embeds is the gateway's own use."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import msgspec
+from prometheus_client import Counter
 
 from gateway.http_errors.table import to_http_error
 from gateway.ids import uuid7_hex
 from gateway.inference.calls import REQUEST_PREFIX
 from gateway.inference.generate import RateLimited
+from gateway.inference.house_embedding import HouseEmbedding, Vectors
 from gateway.mcp.models.own_models import OwnModels
 from gateway.wire.surfaces import EMBEDDINGS
 from mcp_bridge.caller import Caller
@@ -20,17 +24,6 @@ from mcp_bridge.routing.search import NotEmbedded
 
 DEADLINE_S = 60.0
 TEXTS_AT_ONCE = 64
-
-
-class Vector(msgspec.Struct):
-    index: int
-    embedding: list[float]
-
-
-class Vectors(msgspec.Struct):
-    """The part of an answer that is used."""
-
-    data: list[Vector]
 
 
 class ModelEmbedder:
@@ -65,3 +58,22 @@ class ModelEmbedder:
             raise NotEmbedded("the answer was given up")
         answer = msgspec.json.decode(written, type=Vectors)
         return [each.embedding for each in sorted(answer.data, key=lambda each: each.index)]
+
+
+class ScanEmbedder:
+    """A SentenceEmbedding of the bridge, by a model of ours, at the house's expense. `texts`:
+    counts them by outcome."""
+
+    def __init__(self, own: HouseEmbedding, texts: Counter) -> None:
+        self._own, self._texts = own, texts
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Raises: NotEmbedded."""
+        try:
+            found = await self._own.embed(texts)
+        except Exception as error:
+            self._texts.labels("failed").inc(len(texts))
+            http_error = to_http_error(error)
+            raise NotEmbedded(http_error.body.code or http_error.body.type) from error
+        self._texts.labels("embedded").inc(len(texts))
+        return found

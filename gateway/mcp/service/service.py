@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mcp_bridge.server.allowed_origins import AllowedOrigins
     from mcp_bridge.server.bridge import Bridge
     from mcp_bridge.trust.approvals import Approvals
+    from mcp_bridge.trust.meaning import MeaningScan
     from mcp_bridge.trust.trust import Trust
     from mcp_bridge.upstream.circuit_breaker import UpstreamHealth
     from mcp_bridge.upstream.upstream import Sampler, ServerConfig, TransportKind
@@ -189,7 +190,7 @@ async def open_mcp(
     await bridge.start()
     stack.push_async_callback(bridge.close)
     tell_of(feed, bridge.watches)
-    pins = PinsAdmin(servers, transports, info, db, redis)
+    pins = PinsAdmin(servers, transports, info, db, redis, open_meaning_scan(settings, own))
 
     def approvals_of(principal: Principal) -> Approvals:
         return open_approvals(db, to_actor(principal))
@@ -216,6 +217,18 @@ def open_embedder(settings: Settings, own: OwnModels) -> Embedder | None:
     from gateway.mcp.models.embedding import ModelEmbedder
 
     return ModelEmbedder(own, settings.mcp.search_model)
+
+
+def open_meaning_scan(settings: Settings, own: OwnModels) -> MeaningScan | None:
+    """Open what compares offers by meaning; None: they are scanned by their words."""
+    if settings.mcp.scan_model is None:
+        return None
+    from gateway.inference.house_embedding import HouseEmbedding
+    from gateway.mcp.models.embedding import ScanEmbedder
+    from mcp_bridge.trust.meaning import MeaningScan
+
+    embedding = HouseEmbedding(own.services, settings.mcp.scan_model)
+    return MeaningScan(ScanEmbedder(embedding, own.telemetry.mcp_scan_texts))
 
 
 def configured(service: McpService | None) -> McpService:

@@ -37,8 +37,9 @@ from gateway.wire.admin.mcp_pins import (
 from gateway.wire.shared.resource import view_of
 
 if TYPE_CHECKING:
-    from gateway.mcp.admin.pins_admin import ServerOffer
+    from gateway.mcp.admin.pins_admin import PinsAdmin, ServerOffer
     from mcp_bridge.pinning import Change, Key
+    from mcp_bridge.trust.meaning import Comparison
     from mcp_bridge.trust.scan import Finding
     from mcp_bridge.upstream.circuit_breaker import UpstreamHealth
 
@@ -75,9 +76,17 @@ def to_health(found: Sequence[UpstreamHealth]) -> McpServerHealth | None:
     )
 
 
-def to_offer(seen: ServerOffer, query: McpOfferQuery = FIRST_PAGE) -> McpServerOffer:
-    """Compare each change of a page to the byte, and scan it; runs in a thread. Raises:
-    InvalidField."""
+async def show_page(
+    pins: PinsAdmin, seen: ServerOffer, query: McpOfferQuery = FIRST_PAGE
+) -> McpServerOffer:
+    """Compare a page by meaning, too, where a model is at hand. Raises: InvalidField."""
+    first, end = page_of(seen, query)
+    compared = await pins.compare(seen.waits[first:end])
+    return await asyncio.to_thread(to_offer, seen, query, compared)
+
+
+def page_of(seen: ServerOffer, query: McpOfferQuery) -> tuple[int, int]:
+    """Return where a page begins and ends. Raises: InvalidField."""
     first = 0
     if query.after is not None:
         cursors = (at for at, one in enumerate(seen.waits, 1) if cursor_of(one) == query.after)
@@ -86,11 +95,26 @@ def to_offer(seen: ServerOffer, query: McpOfferQuery = FIRST_PAGE) -> McpServerO
             raise InvalidField(
                 "after", "what waits is something else now: begin with its first page"
             )
-    end = end_of_page(seen.waits, first, query.limit)
-    page = [to_change(*one) for one in seen.found(first, end)]
+    return first, end_of_page(seen.waits, first, query.limit)
+
+
+def to_offer(
+    seen: ServerOffer, query: McpOfferQuery = FIRST_PAGE, compared: Comparison | None = None
+) -> McpServerOffer:
+    """Compare each change of a page to the byte, and scan it; runs in a thread. Raises:
+    InvalidField."""
+    first, end = page_of(seen, query)
+    meant = {} if compared is None else compared.findings
+    page = [
+        to_change(change, findings + (meant.get(change.now.digest, ()) if change.now else ()))
+        for change, findings in seen.found(first, end)
+    ]
     last = seen.waits[end - 1] if end < len(seen.waits) else None
     return msgspec.structs.replace(
-        to_summary(seen), changes=page, next=None if last is None else cursor_of(last)
+        to_summary(seen),
+        changes=page,
+        next=None if last is None else cursor_of(last),
+        notes=[compared.note] if compared is not None and compared.note else [],
     )
 
 
@@ -156,7 +180,7 @@ servers = AdminResource[McpServerOffer](
     change=needs("admin:mcp"),
     view=McpServerOffer,
     checks_ids=False,
-    unsteady=("changes", "next"),
+    unsteady=("changes", "next", "notes"),
 )
 
 
@@ -182,7 +206,7 @@ async def show_offer(request: AdminRequest, query: McpOfferQuery) -> McpServerOf
     """Raises: NotFound, InvalidField."""
     pins, again = configured(request.services.mcp).pins, query.after is not None
     seen = await pins.see(request.org_id, request.id, again=again)
-    return await asyncio.to_thread(to_offer, seen, query)
+    return await show_page(pins, seen, query)
 
 
 @servers.act(
@@ -192,14 +216,15 @@ async def show_offer(request: AdminRequest, query: McpOfferQuery) -> McpServerOf
 )
 async def approve_offer(request: AdminRequest, wanted: McpApproveBody) -> McpServerOffer:
     """Raises: NotFound, InvalidField, Conflict (no answer of it), PreconditionFailed."""
-    seen = await configured(request.services.mcp).pins.approve(
+    pins = configured(request.services.mcp).pins
+    seen = await pins.approve(
         request.org_id,
         request.id,
         named_in(wanted),
         actor=request.actor,
         check=lambda found: request.check(to_summary(found)),
     )
-    return await asyncio.to_thread(to_offer, seen)
+    return await show_page(pins, seen)
 
 
 @servers.act(

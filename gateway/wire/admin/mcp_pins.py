@@ -116,6 +116,8 @@ class McpServerOffer(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None = None
     """The `after` of the next page; None: this is the last."""
     never: list[McpNeverShown]
+    notes: list[str] = []
+    """Say what was not looked at, and why."""
 
 
 class McpOfferQuery(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
