@@ -217,6 +217,8 @@ class ModernExchange:
             raise Unreachable(self._upstream.name, "too_many_requests")
         state = result.get("requestState")
         self._state = state if isinstance(state, str) else None
+        if not requests and self._state is None:  # nothing to answer and nothing to go on with
+            raise Unreachable(self._upstream.name, "result_type")
         return QuestionEvent(requests, self._state)
 
     async def answer(self, answers: Answers) -> None:

@@ -18,6 +18,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from mcp_bridge.canonical_json import pointer
 from mcp_bridge.pinning import Kind
+from mcp_bridge.protocol.allowed_fields import OWN_PREFIX
 from mcp_bridge.protocol.repeated_keys import REFUSED
 from mcp_bridge.text_safety.hidden_text import visible
 from mcp_bridge.validation.arguments import Problem
@@ -259,7 +260,15 @@ def answer_problem(method: str, answer: object) -> Problem | None:
 def definition_problem(kind: Kind, definition: object) -> Problem | None:
     """Return why this is no definition of its kind."""
     shape = DEFINITIONS.get(kind)
-    return None if shape is None else problem_of(definition, shape)
+    if shape is None:
+        return None
+    if (found := problem_of(definition, shape)) is not None:
+        return found
+    meta = definition.get("_meta") if isinstance(definition, Mapping) else None
+    forged = next((name for name in meta or () if name.startswith(OWN_PREFIX)), None)
+    if forged is not None:  # clients are shown it as it was approved
+        return Problem(visible(f"/_meta/{forged}"), "schema", "has a name that is this gateway's")
+    return None
 
 
 def is_definition(kind: Kind, definition: object) -> bool:

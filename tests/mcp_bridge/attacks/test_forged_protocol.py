@@ -410,6 +410,16 @@ async def test_nobody_is_asked_to_open_what_is_not_of_the_web(
         assert "elicitations" not in str(said)
 
 
+@pytest.mark.parametrize("forged", [{}, {"inputRequests": {}}, {"requestState": 5}])
+async def test_who_asks_nothing_is_not_answered(redis: redis.asyncio.Redis, forged: Any) -> None:
+    """A client would ask again for nothing, round after round."""
+    server = Attacker()
+    server.result = {"resultType": "input_required", **forged}
+    async with attacked(redis, server) as client:
+        found = await ask_modern(client, "/mcp", "tools/call", CALL)
+    assert "result" not in found and len(server.heard) < 5
+
+
 @pytest.mark.parametrize("other", [999, "1", "wrong"])
 @pytest.mark.parametrize("is_modern", [True, False])
 async def test_an_answer_on_another_id_is_none(

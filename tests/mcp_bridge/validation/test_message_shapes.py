@@ -130,6 +130,8 @@ def test_an_answer_of_a_client_is_what_was_asked(method: str, answer: Any, place
         ("tool", {"name": "a", "description": ["b"]}, "/description"),
         ("tool", {"name": "a", "annotations": {"readOnlyHint": 1}}, "/annotations/readOnlyHint"),
         ("tool", {"name": "a", "icons": [{}]}, "/icons/0"),
+        ("tool", {"name": "a", "_meta": {"own": 1, "io.x/tollgate": 1}}, None),
+        ("tool", {"name": "a", "_meta": {"tollgate/provenance": {}}}, "/_meta/tollgate/provenance"),
         ("prompt", {"name": "a", "arguments": [{"name": "b", "required": 1}]},
          "/arguments/0/required"),
         ("resource", {"uri": "a:b", "name": "c"}, None),
