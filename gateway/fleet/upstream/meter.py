@@ -17,6 +17,7 @@ from msgspec import Raw
 from billing.events import Tier
 from gateway.fleet.upstream.answer_bound import (
     BYTES_PER_TOKEN,
+    TEXTS,
     AnswerBound,
     ends,
     shorten,
@@ -28,6 +29,8 @@ from gateway.fleet.upstream.usage_claim import UsageBound, bound_usage, read_cla
 from gateway.generation_events import MeteredUsage, RawBody, RawChunk, RawRun
 
 DONE = b"[DONE]"
+TEXT_BEGINS = (b'"', b"n", b"[")
+"""The first bytes of a text, null and a content in parts."""
 MAX_MISSES = 8
 """Chunks in a row that were not like the one before; then none is compared any more."""
 MAX_EMPTY_CHUNKS = 16_384
@@ -61,6 +64,16 @@ def _to_form(data: bytes, sent: bytes, choices: list[_Choice]) -> ChunkForm | No
     if len(written) != 1 or written[0][:1] != b'"':
         return None
     return ChunkForm.of(data, written[0], sent)
+
+
+def _check_types(choice: _Choice) -> None:
+    """Raises BrokenAnswer for a text that is a number, an object or a flag: clients are shown what
+    is written as it comes."""
+    fields = choice.delta or choice.message or {}
+    for name in (*TEXTS, "role"):
+        raw = choice.text if name == "text" else fields.get(name)
+        if raw and bytes(raw)[:1] not in TEXT_BEGINS:
+            raise BrokenAnswer(f"{name} is no text")
 
 
 def _written(choice: _Choice) -> list[tuple[str, bytes]]:
@@ -275,6 +288,7 @@ class UpstreamMeter:
         for choice in choices:
             if not 0 <= choice.index < self._n:
                 raise BrokenAnswer(f"choice {choice.index} of {self._n}")
+            _check_types(choice)
             self._count(choice)
         self._last = found
         return found, choices

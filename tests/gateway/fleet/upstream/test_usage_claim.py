@@ -301,6 +301,21 @@ def test_a_choice_that_nobody_asked_for_is_a_fault() -> None:
             )
 
 
+@pytest.mark.parametrize("field", ["content", "reasoning_content", "refusal", "role"])
+@pytest.mark.parametrize("value", [5, True, {}, {"text": "x"}, -0.5])
+def test_what_is_no_text_is_a_fault(field: str, value: Any) -> None:
+    choice = {"index": 0, "finish_reason": "stop"}
+    for said in ({"delta": {field: value}}, {"message": {field: value}}):
+        data = json.dumps({"choices": [choice | said]}).encode()
+        with pytest.raises(BrokenAnswer, match=field):
+            read = new_meter().read_event if "delta" in said else new_meter().read_body
+            read(data)
+    if field == "content":
+        data = json.dumps({"choices": [choice | {"text": value}]}).encode()
+        with pytest.raises(BrokenAnswer, match="text is no text"):
+            new_meter().read_event(data)
+
+
 def test_a_stream_without_text_ends() -> None:
     meter = new_meter()
     silent = json.dumps({"choices": [{"index": 0, "delta": {}}]}).encode()
