@@ -471,7 +471,7 @@ class UpstreamReplica:
                 if fault is not None:
                     raise fault
                 bound.note(len(data), meter)
-            if not (ended or meter.is_over):
+            if not (ended or meter.is_over or bound.is_over):
                 await self._to_the_end(connection)
             if not meter.complete:
                 raise BrokenAnswer("the stream broke off")
@@ -494,8 +494,9 @@ class UpstreamReplica:
     async def _to_the_end(self, connection: Connection) -> None:
         expires = time.monotonic() + AFTER_DONE_TIMEOUT_S
         try:
-            while await connection.read(expires - time.monotonic()):
-                continue
+            while (left_s := expires - time.monotonic()) > 0:
+                if not await connection.read(left_s):
+                    return
         except (TimeoutError, HttpClientError) as error:
             log.debug("%s: no clean end after [DONE]: %s", self.name, type(error).__name__)
 

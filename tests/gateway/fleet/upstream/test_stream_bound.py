@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.fleet.errors import ReplicaLost, ReplicaUnavailable
+from gateway.fleet.upstream import replica as replica_module
 from gateway.fleet.upstream import stream_bound
 from gateway.fleet.upstream.meter import BrokenAnswer
 from gateway.fleet.upstream.replica import UpstreamReplica
@@ -102,6 +103,24 @@ async def test_a_whole_answer_does_not_wait_for_a_usage_that_never_comes(
     assert texts(events) == ["Hel", "lo"]
     usage = events[-1].usage
     assert events[-1].finished and usage is not None and usage.output == 2 and usage.estimated
+
+
+async def test_what_comes_behind_the_end_is_read_for_a_while(
+    make_replica: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it comes so fast that no read ever waits."""
+
+    class Flood:
+        reads = 0
+
+        async def read(self, timeout_s: float) -> bytes:
+            self.reads += 1
+            assert self.reads < 100_000, "without an end"
+            await asyncio.sleep(0)
+            return b": nothing\n\n"
+
+    monkeypatch.setattr(replica_module, "AFTER_DONE_TIMEOUT_S", 0.01)
+    await make_replica()._to_the_end(Flood())  # type: ignore[arg-type]
 
 
 def test_a_stream_without_text_ends() -> None:
