@@ -181,7 +181,7 @@ async def test_the_async_client_reads_the_same(worker: Running, client: OpenAI) 
         ({"prompt": "a", "max_tokens": 10**6}, "prompt"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
-        ({"prompt": "a", "logprobs": 6}, "logprobs"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
         ({"prompt": "a", "echo": 1}, "echo"),
         ({"prompt": "a", "min_tokens": 17}, "min_tokens"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
