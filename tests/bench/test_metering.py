@@ -12,6 +12,7 @@ from tests.bench.test_smoke import run
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 def test_a_small_one() -> None:
     small = ("--events", "200", "--closes", "200", "--invoice-events", "9000", "--late-events", "9")
     said = run("bench.metering", *small, "--whole")

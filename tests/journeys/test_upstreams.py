@@ -47,6 +47,8 @@ from tests.stack import Stack, running
 pytestmark = pytest.mark.slow
 
 CANARY = "canary-in-the-environment"
+NUM_SHARED = 300
+"""The share of two thirds of so many has a standard deviation of 8."""
 
 
 @pytest.fixture(scope="module")
@@ -446,10 +448,10 @@ def test_weights_share_the_work(stack: Stack, client: OpenAI, wide: list[LiveUps
     for replica in wide:
         replica.play(good)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: ask(client, "wide"), range(150)))
+        list(pool.map(lambda _: ask(client, "wide"), range(NUM_SHARED)))
     heavy, light = (len(replica.exchanges) for replica in wide)
-    assert heavy + light == 150
-    assert 1.2 < heavy / light < 3.5, "two to one, by chance less than once in 1e4 outside of this"
+    assert heavy + light == NUM_SHARED
+    assert 1.25 < heavy / light < 3.6, "two to one: outside of this less than once in 1e4"
 
 
 def test_after_the_first_byte_a_failure_is_an_error_event_and_is_billed(

@@ -100,7 +100,9 @@ def greedy(request_id: int, prompt: list[int], max_tokens: int = NUM_TOKENS) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "setting"), pairs(sorted(checkpoints.MODELS), list(SETTINGS)), indirect=["name"]
+    ("name", "setting"),
+    pairs(sorted(checkpoints.MODELS), list(SETTINGS), each=1),
+    indirect=["name"],
 )
 def test_a_batch_of_17_continues_as_transformers_does(
     name: str, folders: dict[str, Path], setting: str

@@ -75,6 +75,7 @@ SYSTEM = {
     "vault.oauth.UpstreamTokens.exchanged": "asks nobody",
     "webhooks.sender.Sender.attempt": "of the delivery that it is given",
     "mcp.admin.pins_admin.PinsAdmin.approve": "by verbs that are tried",
+    "mcp.admin.pins_admin.PinsAdmin.compare": "of the definitions that it is given",
     "mcp.admin.pins_admin.PinsAdmin.known": "reads by a verb that is tried",
     "mcp.admin.pins_admin.PinsAdmin.named": "of the operator's settings",
     "mcp.admin.pins_admin.PinsAdmin.of_org": "of the operator's settings",

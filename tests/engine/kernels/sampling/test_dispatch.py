@@ -24,7 +24,7 @@ from engine.runner.sampling.logit_adjustments import adjust_logits
 from engine.runner.sampling.philox import uniforms
 from engine.runner.sampling.sampler import Sampler
 from engine.runner.sampling.sampling_tensors import SamplingScratch, sampling_tensors
-from tests.budget import examples
+from tests.budget import NIGHT, examples
 from tests.engine.constraints import Residues
 from tests.engine.sample_rows import sample_row
 
@@ -190,8 +190,10 @@ def test_extreme_temperatures(temperature: float) -> None:
 
 @pytest.mark.parametrize(
     ("params", "interpreted_draws"),
-    [({}, 150), ({"temperature": 1.7, "top_k": 4, "top_p": 0.9}, 30)],
-    ids=str,
+    [
+        pytest.param({}, 150, id="plain"),
+        pytest.param({"temperature": 1.7, "top_k": 4, "top_p": 0.9}, 30, id="cut", marks=NIGHT),
+    ],
 )
 def test_chi_square(params: dict[str, Any], interpreted_draws: int) -> None:
     """The drawn distribution is softmax of what the filters keep, in float64."""
