@@ -29,10 +29,10 @@ class RotaryEmbedding:
     ) -> None:
         """frequency: float32 [head_dim / 2] on the device of the positions, which are all below
         `max_positions`; channels of frequency 0 are left as they are. attention_factor: multiplies
-        the cosines and sines of all others. Kernels look angles up in
-        a table of all of them. So does who wants them the same in any batch, because torch computes
-        the end of an array by other instructions; and whose table is small, because two look-ups
-        take a fifth of the time."""
+        the cosines and sines of all others. Kernels look angles up in a table of all of them. So
+        does who wants them the same in any batch, because torch computes the end of an array by
+        other instructions; and whose table is small, because two look-ups take a fifth of the
+        time."""
         self._frequency = frequency
         self._attention_factor = torch.where(frequency > 0, attention_factor, 1.0)
         self._dtype = dtype

@@ -182,20 +182,27 @@ class CheckpointWeights:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        channels: Tensor | None = None,
     ) -> None:
-        """reader: open for as long as tensors are taken, on the same device."""
+        """reader: open for as long as tensors are taken, on the same device. channels: the order of
+        those of a head in queries and keys; None: as they are stored."""
         self.dtype = dtype
         self.taken_s = 0.0
         """Spent in reading and converting."""
         self._checkpoint = checkpoint
         self._reader = reader
         self._device = device
+        self._channels = None if channels is None else channels.to(device)
         self._taken: set[str] = set()
 
     def take(self, name: str, shape: tuple[int, ...], shard: Shard = WHOLE) -> Tensor:
         """See `WeightSource.take`. The bytes go from the file to the tensor that is returned: there
         is no whole copy between them, and the model does not depend on the file once loaded."""
-        return self._read(name, shape, FLOATS, self.dtype, shard)
+        tensor = self._read(name, shape, FLOATS, self.dtype, shard)
+        if self._channels is None or not ROTATED.search(name):
+            return tensor
+        heads = tensor.view(-1, len(self._channels), *tensor.shape[1:])
+        return heads[:, self._channels].view(tensor.shape)
 
     def take_stored(
         self, name: str, shape: tuple[int, ...], dtypes: Collection[str], shard: Shard = WHOLE
@@ -250,33 +257,14 @@ class CheckpointWeights:
         return tensor
 
 
-class PartlyRotatedWeights(CheckpointWeights):
-    """As `CheckpointWeights`, for heads of which only the first channels are rotated.
+def paired_channels(head_dim: int, rotary_dim: int) -> Tensor:
+    """Return the order of a head's channels in which those that a checkpoint rotates together are
+    head_dim / 2 apart, int64 [head_dim].
 
-    The rotation pairs channel i with i + head_dim / 2, a checkpoint i with i + rotary_dim / 2. The
-    channels of queries and keys are put in another order, the same one, so that the pairs meet; in
-    a product of a query with a key it makes no difference. Channels that are not rotated pair with
-    each other, at frequency 0.
+    A checkpoint pairs channel i with i + rotary_dim / 2, the rotation with i + head_dim / 2. Where
+    queries and keys have the same order, it makes no difference to their products. Channels that
+    are not rotated pair with each other, at frequency 0.
     """
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        reader: TensorReader,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        head_dim: int,
-        rotary_dim: int,
-    ) -> None:
-        super().__init__(checkpoint, reader, dtype=dtype, device=device)
-        rotated, kept = torch.arange(rotary_dim), torch.arange(rotary_dim, head_dim)
-        halves = zip(rotated.chunk(2), kept.chunk(2), strict=True)
-        self._order = torch.cat([part for half in halves for part in half]).to(device)
-
-    def take(self, name: str, shape: tuple[int, ...], shard: Shard = WHOLE) -> Tensor:
-        tensor = super().take(name, shape, shard)
-        if not ROTATED.search(name):
-            return tensor
-        heads = tensor.view(-1, len(self._order), *tensor.shape[1:])
-        return heads[:, self._order].view(tensor.shape)
+    rotated, kept = torch.arange(rotary_dim), torch.arange(rotary_dim, head_dim)
+    halves = zip(rotated.chunk(2), kept.chunk(2), strict=True)
+    return torch.cat([part for half in halves for part in half])

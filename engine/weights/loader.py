@@ -18,7 +18,7 @@ from engine.models.decoder import Decoder
 from engine.models.encoder import NOT_READ, Encoder
 from engine.transport.startup import GIB, Startup
 from engine.weights.adapters import Adapter
-from engine.weights.checkpoint import Checkpoint, CheckpointWeights, PartlyRotatedWeights
+from engine.weights.checkpoint import Checkpoint, CheckpointWeights, paired_channels
 from engine.weights.dummy import DummyWeights
 from engine.weights.linear_source import LinearOptions, LinearSource, Quantization
 from engine.weights.reading import TensorReader
@@ -109,8 +109,12 @@ def _build_stored(
         _split_projections(checkpoint, config)
     num_parameters = checkpoint.num_parameters()
     chosen = how.choose_dtype(config, num_parameters)
+    rotates_all = config.rotary_dim == config.head_dim
+    channels = None if rotates_all else paired_channels(config.head_dim, config.rotary_dim)
     with TensorReader(how.device) as reader:
-        weights = _weights_of(checkpoint, reader, config, chosen, how.device)
+        weights = CheckpointWeights(
+            checkpoint, reader, dtype=chosen, device=how.device, channels=channels
+        )
         source = LinearSource(weights, how.linear, device=how.device, stored=config.quantization)
         model = _build(config, source, chosen, how)
     source.check_adapters()
@@ -123,25 +127,6 @@ def _build_stored(
     how.startup.spent("weights: convert and copy", convert_s)
     how.startup.spent("weights: pack", whole_s - weights.taken_s)
     return model, num_parameters
-
-
-def _weights_of(
-    checkpoint: Checkpoint,
-    reader: TensorReader,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> CheckpointWeights:
-    if config.rotary_dim == config.head_dim:
-        return CheckpointWeights(checkpoint, reader, dtype=dtype, device=device)
-    return PartlyRotatedWeights(
-        checkpoint,
-        reader,
-        dtype=dtype,
-        device=device,
-        head_dim=config.head_dim,
-        rotary_dim=config.rotary_dim,
-    )
 
 
 def _split_projections(checkpoint: Checkpoint, config: ModelConfig) -> None:

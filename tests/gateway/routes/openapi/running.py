@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import requests
 import uvicorn
 from litestar import Litestar
@@ -119,6 +120,17 @@ class Running:
     def services(self) -> Services:
         found: Services = self.app.state.services
         return found
+
+    @contextmanager
+    def routing(self, **changes: Any) -> Iterator[None]:
+        """Serve `near` as if the configuration of that model said so."""
+        routes = self.services.generation.fleet._routes
+        before = routes["near"]
+        routes["near"] = msgspec.structs.replace(before, **changes)
+        try:
+            yield
+        finally:
+            routes["near"] = before
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """In the application's own loop."""

@@ -4,11 +4,9 @@ every surface; one that refuses them says which setting does."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
-import msgspec
 import pytest
 import requests
 
@@ -39,16 +37,8 @@ def ask(worker: Running, path: str, **fields: Any) -> requests.Response:
     )
 
 
-@contextmanager
-def ignoring(worker: Running) -> Iterator[None]:
-    """As if the configuration of the model said so."""
-    routes = worker.services.generation.fleet._routes
-    before = routes["near"]
-    routes["near"] = msgspec.structs.replace(before, ignores_unknown=True)
-    try:
-        yield
-    finally:
-        routes["near"] = before
+def ignoring(worker: Running) -> AbstractContextManager[None]:
+    return worker.routing(ignores_unknown=True)
 
 
 @pytest.mark.parametrize("path", BODIES)

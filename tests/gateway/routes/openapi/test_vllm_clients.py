@@ -7,12 +7,10 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
-import msgspec
 import pytest
 import requests
 
@@ -402,16 +400,8 @@ def test_refusals_have_the_words_that_clients_look_for(worker: Running) -> None:
         assert message.endswith("token id 4096 is out of vocabulary: this model has 4096.")
 
 
-@contextmanager
-def in_vllms_dialect(worker: Running) -> Iterator[None]:
-    """As if the configuration of the model said so."""
-    routes = worker.services.generation.fleet._routes
-    before = routes["near"]
-    routes["near"] = msgspec.structs.replace(before, speaks_vllm=True)
-    try:
-        yield
-    finally:
-        routes["near"] = before
+def in_vllms_dialect(worker: Running) -> AbstractContextManager[None]:
+    return worker.routing(speaks_vllm=True)
 
 
 def test_answers_have_a_place_for_all_that_vllm_can_tell(worker: Running) -> None:
