@@ -26,6 +26,7 @@ from mcp_bridge.routing.exchanges import (
     ResultEvent,
     WaitEvent,
 )
+from mcp_bridge.routing.notification_budget import NotificationBudget
 from mcp_bridge.upstream.upstream import Unreachable, Upstream, as_object
 from mcp_bridge.validation.message_shapes import answer_problem
 
@@ -128,6 +129,10 @@ class Guard:
         the caller asked for; empty outside of requests."""
 
 
+STORM = DeclinedEvent("notifications", "too_many_notifications")
+"""Recorded once of a server that says more during a request than is passed on."""
+
+
 class GuardedExchange:
     """An exchange that begins only if the guard permits it, and whose result the guard checks.
     Questions and notifications before the result lose their hidden characters."""
@@ -142,6 +147,7 @@ class GuardedExchange:
         self._asked: dict[str, str] = {}
         """The method of each question that the client was asked last, by key."""
         self._declined: set[DeclinedEvent] = set()
+        self._budget = NotificationBudget()
 
     @property
     def is_out(self) -> bool:
@@ -161,6 +167,9 @@ class GuardedExchange:
                         continue
                     if not isinstance(found, WaitEvent):
                         await self._note_message()
+                    if self._is_too_much(found):
+                        await self._note_declined(STORM)
+                        continue
                     event = clean_event(found)
                     if event is None:
                         continue
@@ -184,6 +193,9 @@ class GuardedExchange:
         finally:
             left: Outcome = "left" if self._inner.is_out else "failed"
             permit.ended(outcome or left)
+
+    def _is_too_much(self, event: Event) -> bool:
+        return isinstance(event, NotificationEvent) and not self._budget.take(event.message)
 
     async def _note_message(self) -> None:
         """Tell the guard once that a message of the server came: a result, error, question or

@@ -85,7 +85,11 @@ end
 local over = redis.call('ZRANGEBYSCORE', order, '-inf', now - ttl, 'LIMIT', 0, {MAX_SWEPT})
 for _, name in ipairs(over) do forget(name) end
 if ARGV[5] ~= ARGV[6] and redis.call('EXISTS', key) == 0 then return 0 end
-redis.call('XADD', key, 'MAXLEN', '~', ARGV[4], ARGV[5] .. '-0', unpack(ARGV, 7))
+for at = 9, #ARGV, 2 do
+  local fields = {{'owner', ARGV[7], 'request', ARGV[8]}}
+  if ARGV[at + 1] ~= '' then fields[5], fields[6] = 'data', ARGV[at + 1] end
+  redis.call('XADD', key, 'MAXLEN', '~', ARGV[4], ARGV[at] .. '-0', unpack(fields))
+end
 redis.call('EXPIRE', key, ttl)
 redis.call('ZADD', order, string.format('%.6f', now), key)
 redis.call('HINCRBY', sizes, key, size)
@@ -103,7 +107,8 @@ redis.call('EXPIRE', order, ttl)
 redis.call('EXPIRE', sizes, ttl)
 return redis.call('EXISTS', key)
 """
-"""All keys are of one org, so of one slot."""
+"""It adds events of one stream, given as pairs of a number and the data. All keys are of one org,
+so of one slot."""
 
 
 class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,23 +287,22 @@ class Sessions:
     # Events of a stream that a client may read on from.
 
     async def begin_stream(self, session: Session, stream: str, head: StreamHead) -> None:
-        await self._add(session, stream, head, FIRST, [])
+        await self.keep(session, stream, head, {FIRST: b""})
 
     async def keep(
-        self, session: Session, stream: str, head: StreamHead, number: int, data: bytes
+        self, session: Session, stream: str, head: StreamHead, events: Mapping[int, bytes]
     ) -> bool:
-        """False: nothing is kept of it any more, so that its tenant's newer streams have room."""
-        return await self._add(session, stream, head, number, ["data", data])
-
-    async def _add(
-        self, session: Session, stream: str, head: StreamHead, number: int, more: list[Any]
-    ) -> bool:
-        # In each of them: the oldest go, where there are many.
-        fields = ["owner", head.owner, "request", msgspec.json.encode(head.request_id), *more]
+        """Keep some events of a stream, by their numbers, in one trip. False: nothing is kept of it
+        any more, so that its tenant's newer streams have room."""
+        # The head is in each of them: the oldest go, where there are many.
+        fields = [head.owner, msgspec.json.encode(head.request_id)]
         keys = [events_key(session, stream), *kept_keys(session.org_id)]
-        size = ENTRY_BYTES + sum(map(len, fields))
+        size = sum(map(len, events.values())) + len(events) * (ENTRY_BYTES + sum(map(len, fields)))
         bounds = [EVENTS_TTL_S, MAX_KEPT_BYTES_OF_ORG, size, MAX_EVENTS]
-        return bool(await self._keep(keys=keys, args=[*bounds, number, FIRST, *fields]))
+        args: list[Any] = [*bounds, min(events), FIRST, *fields]
+        for event in events.items():
+            args += event
+        return bool(await self._keep(keys=keys, args=args))
 
     async def head_of(self, session: Session, stream: str) -> StreamHead | None:
         """Return the head of a stream; None: nothing is kept of such a stream."""

@@ -249,7 +249,7 @@ class LegacyProtocol:
                         if passes_level(event.message, session.level):
                             told = from_server_notification(event.message, legacy=True)
                             if told is not None:
-                                await stream.put(told)
+                                stream.say(told)
                     elif isinstance(event, WaitEvent):
                         await stream.prime()
                     elif isinstance(event, QuestionEvent):

@@ -11,6 +11,8 @@ import asyncio
 import logging
 import re
 import secrets
+from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -25,6 +27,10 @@ log = logging.getLogger(__name__)
 RETRY_MS = 500
 MAX_QUEUED = 256
 """A reader that is so many events behind is disconnected, and may resume."""
+MAX_TOGETHER = 64
+"""The most events that are kept in one trip: a reader has as many turns as there are trips."""
+READER_PATIENCE_S = 2.0
+"""How long a stream waits in all for a reader that is nearly MAX_QUEUED behind."""
 MAX_STREAM_NAME = 64
 DIGITS = re.compile("[0-9]{1,9}")
 
@@ -46,6 +52,11 @@ class Stream:
         self._sessions, self._session = sessions, session
         self._head = StreamHead(worker, request_id)
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._waiting: deque[Message] = deque()
+        """The messages that are neither kept nor queued yet."""
+        self._writing: asyncio.Task[None] | None = None
+        self._was_read = asyncio.Event()
+        self._patience_s = READER_PATIENCE_S
         self._number = FIRST
         self._kept = 0
         about = session.about
@@ -72,31 +83,81 @@ class Stream:
             id_ = event_id(self.name, FIRST)
             self._queue(sse.encode(b"", id=id_, retry_ms=RETRY_MS))
 
+    def say(self, message: Message) -> None:
+        """Say something soon, together with what else is said meanwhile. Raises: what kept it from
+        being written before."""
+        self._waiting.append(message)
+        if self._writing is not None and self._writing.done():
+            self._writing.result()
+            self._writing = None
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+
     async def put(self, message: Message) -> None:
-        async with self._lock:
-            await self._prime()
-            await self._say(message)
+        """Say something, and wait until it is kept."""
+        self.say(message)
+        await self._written()
 
     async def finish(self, message: Message) -> None:
+        """End with the answer. It waits for what was said before it: at most what the bound on
+        notifications lets pass, in a few trips."""
         self.ended = True
-        async with self._lock:
-            if self.primed:
-                await self._say(message, is_last=True)
-            else:
-                self.answer = message
+        try:
+            await self._written()
+            async with self._lock:
+                if self.primed:
+                    await self._say([message], is_last=True)
+                else:
+                    self.answer = message
+        finally:
             self._queue(None)
 
-    async def _say(self, message: Message, *, is_last: bool = False) -> None:
-        """Queue a message, and store it. The answer, which is the last, is stored whatever its
+    async def _written(self) -> None:
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+
+    async def _write(self) -> None:
+        """Write what waits, until nothing does."""
+        while self._waiting:
+            async with self._lock:
+                await self._prime()
+                count = min(len(self._waiting), MAX_TOGETHER)
+                await self._say([self._waiting.popleft() for _ in range(count)])
+            await self._wait_for_reader()
+
+    async def _wait_for_reader(self) -> None:
+        """Let the reader catch up, for so long in all: the answer does not wait for a slow one."""
+        await asyncio.sleep(0)
+        now = asyncio.get_running_loop().time
+        while self._has_reader and self._frames.qsize() > MAX_QUEUED - MAX_TOGETHER:
+            self._was_read.clear()
+            begun = now()
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    await self._was_read.wait()
+            except TimeoutError:
+                return
+            finally:
+                self._patience_s = max(0.0, self._patience_s - (now() - begun))
+
+    async def _say(self, messages: Sequence[Message], *, is_last: bool = False) -> None:
+        """Store messages, then queue them. The answer, which is the last, is stored whatever its
         size."""
-        data, id_ = rpc.encode(message), None
-        self._number += 1
-        if self._keeps and (is_last or self._kept + len(data) <= MAX_KEPT_BYTES):
-            place = self._session, self.name, self._head, self._number
-            self._keeps = await self._sessions.keep(*place, data)
-            self._kept += len(data)
-            id_ = event_id(self.name, self._number) if self._keeps else None
-        self._queue(sse.encode(data, b"message", id=id_))
+        said: list[tuple[int, bytes]] = []
+        kept: dict[int, bytes] = {}
+        for message in messages:
+            self._number += 1
+            data = rpc.encode(message)
+            said.append((self._number, data))
+            if self._keeps and (is_last or self._kept + len(data) <= MAX_KEPT_BYTES):
+                kept[self._number] = data
+                self._kept += len(data)
+        if kept:
+            place = self._session, self.name, self._head
+            self._keeps = await self._sessions.keep(*place, kept)
+        for number, data in said:
+            id_ = event_id(self.name, number) if self._keeps and number in kept else None
+            self._queue(sse.encode(data, b"message", id=id_))
 
     def _queue(self, frame: bytes | None) -> None:
         if not self._has_reader:
@@ -110,16 +171,19 @@ class Stream:
 
     async def next(self) -> bytes | None:
         """Return the next event; None: the stream has ended."""
-        return await self._frames.get()
+        frame = await self._frames.get()
+        self._was_read.set()
+        return frame
 
     def leave(self) -> None:
         """Note that its reader has gone."""
         self._has_reader = False
+        self._was_read.set()
 
     def close(self) -> None:
         """End the stream for its reader."""
         self._frames.put_nowait(None)
-        self._has_reader = False
+        self.leave()
 
 
 class EventPlace(msgspec.Struct, frozen=True):
