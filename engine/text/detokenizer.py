@@ -28,6 +28,8 @@ least one, so more than that are bytes that never were text."""
 
 UNDECODED = "\N{REPLACEMENT CHARACTER}"
 _UTF8_BYTES = 4
+_CONTEXT_TOKENS = 8
+"""At most so many tokens of a prompt are context: more than a character has."""
 
 
 class Piece(NamedTuple):
@@ -44,7 +46,8 @@ class Detokenizer:
     """`stop`: non-empty strings. `include_stop`: the text ends with the stop string, not before.
 
     However the ids are cut into pushes, the texts and the final `flush` concatenate to the same:
-    to `Tokenizer.decode` of all ids, up to the stop string. Where ids are no valid UTF-8 that
+    to `Tokenizer.decode` of all ids, up to the stop string; or, where they go on with others
+    (`before`), to what they add to the text of those. Where ids are no valid UTF-8 that
     holds for byte-level tokenizers; byte fallback (Llama 2) may show another number of U+FFFD.
     """
 
@@ -56,11 +59,14 @@ class Detokenizer:
         *,
         skip_special_tokens: bool = True,
         shown: Collection[int] = (),
+        before: Sequence[int] = (),
     ) -> None:
-        """`shown`: special tokens that are not skipped, such as an output format's markers."""
+        """`shown`: special tokens that are not skipped, such as an output format's markers.
+        `before`: the ids of a text that is gone on with. A SentencePiece decoder drops the space
+        that a text begins with, and this one does not begin here."""
         assert all(stop), "an empty stop string"
         skipped = tokenizer.special_ids.difference(shown) if skip_special_tokens else frozenset()
-        self._decoder = _Decoder(tokenizer, skipped)
+        self._decoder = _Decoder(tokenizer, skipped, before)
         self._stops = [_StopString(string) for string in stop]
         self._include_stop = include_stop
         self._held = ""
@@ -131,14 +137,25 @@ class _StopString:
 
 
 class _Decoder:
-    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skipped: frozenset[int], before: Sequence[int]
+    ) -> None:
         self._tokenizer = tokenizer
         self._skipped = skipped
-        self._ids: list[int] = []
-        self._read = 0
+        self._ids = self._end_of(before)
+        self._read = len(self._ids)
         """Ids before this one are decoded for good; they are context for the next."""
-        self._emitted = 0
+        self._emitted = len(self._decode(self._ids)) if self._ids else 0
         """Characters of the window's text that were returned."""
+
+    def _end_of(self, before: Sequence[int]) -> list[int]:
+        """Return the fewest of the last ids that are whole characters; none where all that are
+        looked at end within one."""
+        shown = [each for each in before[-_CONTEXT_TOKENS:] if each not in self._skipped]
+        for start in range(len(shown) - 1, -1, -1):
+            if UNDECODED not in self._decode(shown[start:]):
+                return shown[start:]
+        return []
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:

@@ -60,9 +60,11 @@ class ChoiceText:
         tokenizer: Tokenizer,
         ends: Container[int] | None = None,
         shown_ids: Collection[int] = (),
+        before: Sequence[int] = (),
     ) -> None:
         """`ends`: the tokens that are no text where an answer stops; None: whichever does.
-        `shown_ids`: special tokens that are text all the same."""
+        `shown_ids`: special tokens that are text all the same. `before`: the tokens of the text
+        that it goes on with."""
         self.index = index
         self._keep_stop = prompt.include_stop_str_in_output
         self._ends = ends
@@ -76,6 +78,7 @@ class ChoiceText:
             self._keep_stop,
             skip_special_tokens=prompt.skip_special_tokens,
             shown=shown_ids,
+            before=before,
         )
         self.over = False
         self.num_used = 0
@@ -210,8 +213,9 @@ class ParsedChoice(ChoiceText):
         tokenizer: Tokenizer,
         ends: Container[int] | None,
         parsing: ChoiceParser,
+        before: Sequence[int] = (),
     ) -> None:
-        super().__init__(index, prompt, tokenizer, ends, parsing.shown_ids)
+        super().__init__(index, prompt, tokenizer, ends, parsing.shown_ids, before)
         self._parser = parsing.parser()
         self._one_call = parsing.one_call
         self._deltas: list[Delta] = []
@@ -383,12 +387,15 @@ class GenerationText(Choices):
         ends: Container[int] | None = None,
         parsing: ChoiceParser | None = None,
     ) -> None:
-        """`prompt_token_ids`: for who asks to be told of them. `ends`: see `ChoiceText`. `parsing`:
-        None where all that is said is the answer."""
+        """`prompt_token_ids`: for who asks to be told of them, and for an answer that goes on with
+        the last message. `ends`: see `ChoiceText`. `parsing`: None where all that is said is the
+        answer."""
+        told = prompt_token_ids or []
+        before = told if prompt.continues else ()
         choices: list[ChoiceText]
         if parsing is None:
-            choices = [ChoiceText(i, prompt, tokenizer, ends) for i in range(n)]
+            choices = [ChoiceText(i, prompt, tokenizer, ends, before=before) for i in range(n)]
         else:
-            choices = [ParsedChoice(i, prompt, tokenizer, ends, parsing) for i in range(n)]
-        reports = PromptReports(prompt, [prompt_token_ids or []], n, tokenizer)
+            choices = [ParsedChoice(i, prompt, tokenizer, ends, parsing, before) for i in range(n)]
+        reports = PromptReports(prompt, [told], n, tokenizer)
         super().__init__(choices, reports, contract, breakpoints)

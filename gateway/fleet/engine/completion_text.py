@@ -53,7 +53,10 @@ class CompletionText(Choices):
     ) -> None:
         """`prompts`: the same as token ids. `ends`: see `ChoiceText`."""
         kind: type[ChoiceText] = EmptyCompletionText if prompt.max_tokens == 0 else PlainChoice
-        choices = [kind(i, prompt, tokenizer, ends) for i in range(n * len(prompts))]
+        choices = [
+            kind(i, prompt, tokenizer, ends, before=prompts[i // n])
+            for i in range(n * len(prompts))
+        ]
         super().__init__(choices, PromptReports(prompt, prompts, n, tokenizer), contract)
         self._prompt, self._prompts, self._n = prompt, prompts, n
         self._tokenizer = tokenizer

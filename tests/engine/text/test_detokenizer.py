@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from engine.text.detokenizer import MAX_HELD_TOKENS, Detokenizer
+from engine.text.detokenizer import MAX_HELD_TOKENS, UNDECODED, Detokenizer
 from engine.text.tokenizer import Tokenizer
 
 # Letters that merge, characters of 2, 3 and 4 bytes, spaces, and what joins them.
@@ -61,6 +61,21 @@ def test_pieces_of_a_text_are_the_text(
     chunks = data.draw(chunkings(ids)) if data else [[id_] for id_ in ids]
     detokenizer = Detokenizer(tokenizer)
     assert run(detokenizer, chunks) == (tokenizer.decode(ids), len(ids))
+
+
+@given(text=TEXTS, data=st.data())
+@example(text="the end the end", data=None)
+def test_what_goes_on_with_a_text_is_the_rest_of_it(
+    tokenizer: Tokenizer, text: str, data: st.DataObject | None
+) -> None:
+    assume(UNDECODED not in text)
+    ids = tokenizer.encode(text)
+    cut = data.draw(st.integers(0, len(ids))) if data else len(ids) // 2
+    chunks = data.draw(chunkings(ids[cut:])) if data else [ids[cut:]]
+    before = tokenizer.decode(ids[:cut])
+    assume(UNDECODED not in before)  # no half a character
+    rest, _ = run(Detokenizer(tokenizer, before=ids[:cut]), chunks)
+    assert before + rest == tokenizer.decode(ids)
 
 
 @given(data=st.data())

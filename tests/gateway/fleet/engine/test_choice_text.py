@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.cache_contracts import CONTRACTS, ContractName
 from engine.protocol import EngineOutput, FinishReason, Usage
 from engine.text.tokenizer import Tokenizer
-from gateway.fleet.engine.choice_text import GenerationText
-from gateway.generate_request import ChatPrompt
+from gateway.fleet.engine.choice_text import Choices, GenerationText
+from gateway.fleet.engine.completion_text import CompletionText
+from gateway.generate_request import ChatPrompt, CompletionPrompt
 from gateway.generation_events import MeteredUsage, TextDelta
+from tests.engine.conftest import byte_fallback
 
 ANSWER = st.text(st.sampled_from("abS!ü😀"), max_size=30)
 STOPS = st.lists(st.text(st.sampled_from("abS!ü"), min_size=1, max_size=3), max_size=3)
@@ -121,3 +126,37 @@ def test_a_grammar_that_comes_to_its_end_needs_no_eos(
             text += item.text
     assert text == answer and generation.over
     assert generation.usage is not None and generation.usage.output == generated
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_what_goes_on_with_a_text_keeps_the_space_between_them(
+    tmp_path: Path, continues: bool
+) -> None:
+    """As with Llama 2 and Mistral 7B, whose decoder drops the space that a text begins with."""
+    byte_fallback().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    begun = "the quick brown"
+    before, rest = tokenizer.encode(begun), tokenizer.encode("fox")
+    assert tokenizer.decode([*before, *rest]) == f"{begun} fox"
+    usage = Usage(prompt_tokens=len(before), generated_tokens=1, prefilled=True)
+    output = EngineOutput(
+        request_id="a",
+        usage=usage,
+        token_ids=rest,
+        finish_reason="length",
+        finished=True,
+    )
+    completion = CompletionText(
+        CompletionPrompt(prompts=[begun]), [before], 1, tokenizer, CONTRACTS[0]
+    )
+    chat = GenerationText(
+        ChatPrompt(messages=[], continues=continues), 1, tokenizer, prompt_token_ids=before
+    )
+    assert said_by(completion, output) == " fox"
+    assert said_by(chat, output) == (" fox" if continues else "fox")
+
+
+def said_by(generation: Choices, output: EngineOutput) -> str:
+    return "".join(
+        each.text for each in generation.read(output).items if isinstance(each, TextDelta)
+    )
