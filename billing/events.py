@@ -3,6 +3,7 @@ struct here can be part of a cycle, so the garbage collector need not look at it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 from uuid import NAMESPACE_OID, UUID, uuid5
 
@@ -187,6 +188,11 @@ class UsageEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     @property
     def id(self) -> str:
         return self.attempt.id
+
+
+def as_waste(events: Sequence[UsageEvent]) -> list[UsageEvent]:
+    """Return as the house's waste what was used for an answer that nobody gets."""
+    return [msgspec.structs.replace(each, kind="waste", finish="error") for each in events]
 
 
 def stop_waste_id(attempt_id: str) -> str:

@@ -30,7 +30,7 @@ import logging
 import time
 from asyncio import Future
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field
@@ -223,7 +223,8 @@ class Spool:
         """Write events to disk, together; they are acknowledged when this returns.
 
         Raises: SpoolFull (the events stay in memory and are billed if room is made before the
-        process ends); SpoolBroken (a restart bills the attempts at their last checkpoint).
+        process ends, unless `replace_queued` puts others in their place); SpoolBroken (a restart
+        bills the attempts at their last checkpoint).
         """
         self.close_buffered(*events)
         if self._may_block_loop:
@@ -241,6 +242,16 @@ class Spool:
             raise SpoolBroken(f"{self.directory} is released")
         self._append(*map(CloseRecord, events))
         self._buffered_closes += len(events)
+
+    def replace_queued(self, events: Sequence[UsageEvent], others: Sequence[UsageEvent]) -> None:
+        """Put `others` in the place of events of which `close` has just raised SpoolFull; to be
+        called before anything else is awaited: until then nobody writes them."""
+        for event in events:
+            record = frame(CloseRecord(event))
+            start = self._buffer.index(record)
+            del self._buffer[start : start + len(record)]
+        self._buffered_closes -= len(events)
+        self.close_buffered(*others)
 
     def _when_flushed(self) -> Future[None]:
         """Return a future that is done once the buffered records are on disk. It raises SpoolFull,

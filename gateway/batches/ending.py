@@ -12,14 +12,14 @@ import msgspec
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.events import UsageEvent
+from billing.events import UsageEvent, as_waste
 from billing.ingestion.settle_late import settle_late
 from billing.ingestion.shipper import OnBooked, is_refusal
 from billing.spool.spool import Spool
 from gateway.batches import lines
 from gateway.batches.endpoints import LineEndpoint
 from gateway.batches.lines import MAX_ENDED_AT_ONCE, EndedLine
-from gateway.batches.running import LineAccount, refused, waste_of
+from gateway.batches.running import LineAccount, refused
 from gateway.db import DATABASE_ERRORS
 from gateway.http_errors.table import SERVER, http_error
 from gateway.secret import Cipher
@@ -63,7 +63,7 @@ class LineEnder:
     async def waste(self, events: Sequence[UsageEvent], account: LineAccount) -> None:
         """Book an attempt that ends nothing as waste. Raises: SpoolError."""
         if events:
-            await self._spool.close(*waste_of(events))
+            await self._spool.close(*as_waste(events))
         for callback in account.kept:
             await callback()
 

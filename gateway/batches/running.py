@@ -5,7 +5,7 @@ the transaction that keeps its answer (`lines.end`), and until then nothing is b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -177,8 +177,3 @@ def model_of(line: LeasedLine) -> str:
         return peek(line.body).model
     except BadField:
         return ""
-
-
-def waste_of(events: Sequence[UsageEvent]) -> list[UsageEvent]:
-    """Return as the house's waste what a line used whose answer nobody gets."""
-    return [msgspec.structs.replace(each, kind="waste", finish="error") for each in events]

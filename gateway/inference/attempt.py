@@ -1,6 +1,6 @@
 """One try of a call on one replica: its records in the spool, its stream, its usage and its bill.
 
-open -> stream -> close -> deliver the end
+open -> stream -> write the end -> close -> deliver the end
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from functools import partial
 
 import msgspec
 
-from billing.events import Attempt
+from billing.errors import SpoolFull
+from billing.events import Attempt, as_waste
 from billing.pricing.rating import RatedUsage
 from billing.spool.spool import Spool
 from gateway.fleet.errors import ReplicaLost
@@ -89,12 +90,19 @@ class ReplicaAttempt:
         if self.usage is None:
             await self.account.void(self.record.id)
             return Outcome(failure=failure)
+        end: bytes | None = None
+        if last is not None and not self.delivery.abandoned:
+            try:
+                end = await self.write_end(last, self.usage)
+            except Exception as error:
+                failure = error  # before the bill, which it decides
         try:
             await self.close(self.usage, failure)
             if last is not None:
                 await self.acknowledge()
-            if last is not None and not self.delivery.abandoned:
-                await self.deliver_end(last, self.usage)
+            if end is not None:
+                self.delivery.put_last(self.opened(end))
+                self.time_first_write()
         except Exception as error:
             failure = failure or error
         charged = None if self.is_our_loss(failure) else self.usage
@@ -182,7 +190,12 @@ class ReplicaAttempt:
             kind="waste" if is_loss else "usage",
             finish="disconnect" if self.delivery.was_left else "error" if ended else "done",
         )
-        await self.account.close(*events)
+        try:
+            await self.account.close(*events)
+        except SpoolFull as full:
+            if not is_loss and self.is_our_loss(full):
+                self.services.spool.replace_queued(events, as_waste(events))
+            raise
         if usage.is_disputed:
             self.call.meter.disputed(self.replica.name, usage)
         if not is_loss:
@@ -214,15 +227,15 @@ class ReplicaAttempt:
         else:
             await self.call.account.once_kept(partial(self.replica.acknowledge, self.record.id))
 
-    async def deliver_end(self, last: ReplicaEvent, usage: MeteredUsage) -> None:
-        """Hand over the last chunk, with the usage and, if the call shows it, the cost."""
+    async def write_end(self, last: ReplicaEvent, usage: MeteredUsage) -> bytes:
+        """Return the last chunk, with the usage and, if the call shows it, the cost; what is to be
+        kept of the answer is kept by then."""
         cost: RatedUsage | None = rated(usage, self.record) if self.call.shows_cost else None
         self.delivery.cost = cost
         chunk = self.call.encoder.encode(last.items) + self.call.encoder.finish(usage, cost)
         if self.call.before_end is not None:
             await self.call.before_end()
-        self.delivery.put_last(self.opened(chunk))
-        self.time_first_write()
+        return chunk
 
 
 def pausing(replica: Replica, attempt_id: str) -> SetPaused:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -212,6 +212,7 @@ class Office:
         priority: Priority = ANYBODYS,
         timeout_s: float | None = None,
         request: GenerateRequest | None = None,
+        before_end: Callable[[], Awaitable[None]] | None = None,
     ) -> Delivery:
         request = request or GenerateRequest(
             model="m",
@@ -236,6 +237,7 @@ class Office:
             encoder=encoder or PlainEncoder(),
             meter=RequestMeter(self.telemetry, "m"),
             timeout_s=timeout_s,
+            before_end=before_end,
         )
         return start(self.services, call)
 

@@ -90,6 +90,27 @@ async def test_a_close_that_nobody_waits_for_any_more_is_still_written(tmp_path:
     assert event.id in await shipped(tmp_path / "s")
 
 
+async def test_what_a_full_disk_kept_can_be_replaced_until_there_is_room(tmp_path: Path) -> None:
+    spool = await Spool.open(tmp_path / "s")
+    await spool.close(an_event())
+    kept, withheld = an_event(), an_event()
+    instead = msgspec.structs.replace(withheld, kind="waste", finish="error")
+    for event in (kept, withheld):
+        spool.attempt_opened(event.attempt)
+    with full_disk(segments(tmp_path / "s")[0].stat().st_size + 100):
+        closing = [asyncio.create_task(spool.close(event)) for event in (kept, withheld)]
+        for each in closing:
+            with pytest.raises(SpoolFull):
+                await each
+        spool.replace_queued([withheld], [instead])
+    await spool.close(last := an_event())
+    assert spool.backlog == 4
+    await spool.shutdown()
+    events = await shipped(tmp_path / "s")
+    assert len(events) == 4
+    assert [events[event.id] for event in (kept, instead, last)] == [kept, instead, last]
+
+
 async def test_a_full_disk_refuses_keeps_and_recovers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from billing.errors import SpoolBroken
+from billing.errors import SpoolBroken, SpoolFull
 from billing.events import Quantities, UsageEvent
 from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool
@@ -39,6 +39,7 @@ from gateway.inference.services import GenerationServices
 from gateway.lanes import Priority
 from gateway.limits.redis.scripts import LimiterUnavailable
 from gateway.principal import Plan
+from tests.billing.spool.test_spool import full_disk
 from tests.gateway.office import (
     INPUT_TOKENS,
     AsListed,
@@ -211,6 +212,44 @@ async def test_a_whole_answer_is_on_no_bill_before_it_is_whole(open_office, tmp_
     assert (bill.quantities, bill.finish) == (Quantities(), "recovered")
     delivery.abandon()
     await office.settled()
+
+
+@pytest.mark.parametrize(
+    ("stream", "kind", "finish"), [(False, "waste", "error"), (True, "usage", "done")]
+)
+async def test_what_a_full_disk_withholds_is_the_houses(
+    open_office, stream: bool, kind: str, finish: str
+) -> None:
+    """The bill finds no room, so that the answer's end does not go out; it does later. Who had
+    begun to read is billed what it read."""
+    office = open_office(ScriptedReplica(length=3))
+    (segment,) = office.services.spool.directory.glob("*.log")
+    with full_disk(segment.stat().st_size):
+        delivery = office.begin(
+            stream=stream, encoder=PlainEncoder() if stream else SilentEncoder()
+        )
+        with pytest.raises(SpoolFull):
+            await read(delivery)
+        await office.settled()
+    async with asyncio.timeout(30):
+        while not office.services.spool.backlog:
+            await asyncio.sleep(0.01)
+    (event,) = await office.billed()
+    assert (event.kind, event.finish, event.quantities.output) == (kind, finish, 3)
+
+
+async def test_an_answer_that_cannot_be_kept_is_on_nobodys_bill(open_office) -> None:
+    office = open_office(ScriptedReplica(length=3))
+
+    async def fails() -> None:
+        raise ConnectionError("no database")
+
+    delivery = office.begin(stream=False, encoder=SilentEncoder(), before_end=fails)
+    with pytest.raises(ConnectionError):
+        await read(delivery)
+    await office.settled()
+    (event,) = await office.billed()
+    assert (event.kind, event.finish, event.quantities.output) == ("waste", "error", 3)
 
 
 async def test_a_stream_that_we_lose_before_its_first_byte_is_the_houses(open_office) -> None:
