@@ -123,7 +123,7 @@ class Stack:
         """Leave nothing of ours behind, whatever the test did."""
         for client in self.clients:
             client.close()
-        if self.process is not None:
+        if self.process is not None and self.process.poll() is None:
             for child in self.kill():
                 try:
                     child.kill()
@@ -178,6 +178,10 @@ class Stack:
         return sum(
             v for (n, found), v in self.metrics().items() if n == name and wanted <= set(found)
         )
+
+    def worker_logs(self) -> str:
+        logs = sorted((self.home / "logs").glob("worker-*.log"))
+        return "".join(path.read_text() for path in logs)
 
     def wait_booked(self) -> None:
         """Until Postgres has what was answered before."""

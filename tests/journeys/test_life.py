@@ -1,5 +1,6 @@
-"""The life of an installation: workers come and go, Redis dies, everything stops and starts again,
-and what it has written down on the way. The tests follow each other on one stack."""
+"""The life of an installation on a disk of its own: its upstream refuses it, the disk fills,
+workers come and go, Redis dies, everything stops and starts again, and what it has written down on
+the way. The tests follow each other on one stack."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,8 +27,9 @@ from bench.tools.ports import free_port
 from tests.chaos.load import check_books
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange, chunk, usage_chunk
 from tests.journeys.reports import costs_pico, events, usage_of_today
-from tests.journeys.upstreams import LiveUpstream, good, live_upstreams
-from tests.stack import BIN, Stack, running
+from tests.journeys.served_models.configuration import BIG_KEY
+from tests.journeys.upstreams import LiveUpstream, answers, good, live_upstreams
+from tests.stack import BIN, Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.in_order]
 
@@ -40,16 +44,32 @@ name = "penny"
 path = "models/penny"
 [[model]]
 name = "slow"
-upstream = "{upstream}"
+upstream = "http://me:{password}@127.0.0.1:{port}/v1"
+api_key_env = "BIG_KEY"
 [[model]]
 name = "narrow"
-upstream = "{upstream}"
+upstream = "http://127.0.0.1:{port}/v1"
 max_concurrency = 2
 [plan.default]  # enough for every test here, also right after Redis has lost its counters
 tokens_per_minute = 1_000_000_000
 """
+PASSWORD = "hunter2-in-the-url"
+DISK = "size=320m"
 PROMPT_WORDS = ("xylophone-7319", "quagmire-2048")
 PROMPT: Any = [{"role": "user", "content": f"Tell me of a {PROMPT_WORDS[0]} {PROMPT_WORDS[1]}."}]
+
+
+@pytest.fixture(scope="module")
+def disk() -> Iterator[Path]:
+    """A small file system, in memory, if this user may make one."""
+    with tempfile.TemporaryDirectory(prefix="tgd-", dir="/tmp") as folder:
+        mount = ["mount", "-t", "tmpfs", "-o", DISK, "tmpfs", folder]
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+        try:
+            yield Path(folder)
+        finally:
+            if mounted:
+                subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +79,16 @@ def upstream() -> Iterator[LiveUpstream]:
 
 
 @pytest.fixture(scope="module")
-def stack(upstream: LiveUpstream) -> Iterator[Stack]:
-    config = CONFIG.format(drain_s=DRAIN_S, upstream=upstream.base_url)
-    with running(config=config, workers=2) as started:
-        yield started
+def stack(disk: Path, upstream: LiveUpstream) -> Iterator[Stack]:
+    config = CONFIG.format(drain_s=DRAIN_S, password=PASSWORD, port=upstream.port)
+    stack = Stack(disk / "home", config=config, workers=2, env={"BIG_KEY": BIG_KEY})
+    stack.log = Path(tempfile.mkstemp(prefix="tgd-", suffix=".log")[1])
+    try:
+        yield stack.start()
+        stack.stop()
+    finally:
+        stack.clean_up()
+        stack.log.unlink()
 
 
 class Gated:
@@ -119,8 +145,116 @@ def post(stack: Stack, path: str = "/v1/chat/completions", **fields: Any) -> htt
     )
 
 
+def bearer(stack: Stack, name: str = "api_key") -> dict[str, str]:
+    return {"authorization": f"Bearer {stack.credentials[name]}"}
+
+
+def readiness(stack: Stack) -> tuple[int, dict[str, Any]]:
+    answer = httpx.get(f"{stack.base_url}/health/ready", timeout=60)
+    assert BIG_KEY not in answer.text and PASSWORD not in answer.text
+    assert "127.0.0.1" not in answer.text
+    return answer.status_code, answer.json()
+
+
 def ready(stack: Stack) -> int:
-    return httpx.get(f"{stack.base_url}/health/ready", timeout=60).status_code
+    return readiness(stack)[0]
+
+
+def administration(stack: Stack, path: str) -> Any:
+    headers = bearer(stack, "admin_key")
+    return httpx.get(f"{stack.base_url}{path}", headers=headers, timeout=30).json()
+
+
+def listed(stack: Stack, name: str) -> Any:
+    models = administration(stack, "/v1/admin/models")["data"]
+    return next(model for model in models if model["id"] == name)
+
+
+def component(health: Any, name: str) -> Any:
+    return next(each for each in health["components"] if each["name"] == name)
+
+
+def degraded(stack: Stack) -> dict[str, str]:
+    return {each["kind"]: each["state"] for each in readiness(stack)[1]["degraded"]}
+
+
+def in_every_worker(stack: Stack, kind: str, state: str) -> bool:
+    return stack.metric("tollgate_components", kind=kind, state=state) == 2
+
+
+def in_no_worker(stack: Stack, kind: str, state: str) -> bool:
+    return stack.metric("tollgate_components", kind=kind, state=state) == 0
+
+
+def test_an_upstream_that_answers_401_is_told_everywhere_and_recovers(
+    stack: Stack, upstream: LiveUpstream
+) -> None:
+    upstream.play(good)
+    assert post(stack).status_code == 200
+    well = (200, {"status": "ready", "missing": [], "degraded": []})
+    stack.wait("both are ready", lambda: all(readiness(stack) == well for _ in range(8)))
+    upstream.play(answers(401, f"{BIG_KEY} is wrong"))
+    assert post(stack).status_code == 503
+    stack.wait("both know", lambda: in_every_worker(stack, "upstream", "unauthorised"))
+    status, told = readiness(stack)
+    assert (status, told["status"], told["missing"]) == (200, "degraded", [])
+    (part,) = told["degraded"]
+    assert (part["kind"], part["name"], part["state"]) == ("upstream", "slow/0", "unauthorised")
+    model = listed(stack, "slow")
+    assert model["available"] is False
+    (replica,) = model["replicas"]
+    assert replica["available"] is replica["authorised"] is False and replica["reachable"] is True
+    assert replica["last_error"] == "answered 401" and replica["since"] == part["since"]
+    found = json.loads(stack.run("status", "--json"))
+    asked = administration(stack, "/v1/admin/health")
+    refused = component(found, "slow/0")
+    assert refused == component(asked, "slow/0")
+    assert (found["status"], refused["since"]) == ("degraded", part["since"])
+    states = {each["name"]: each["state"] for each in found["components"]}
+    upstreams = {"slow/0": "unauthorised", "narrow/0": "unknown"}
+    assert states == {**dict.fromkeys(states, "ok"), **upstreams}
+    shown = stack.run("status")
+    assert "degraded" in shown and "unauthorised" in shown and "answered 401" in shown
+    assert BIG_KEY not in json.dumps(found) + shown and PASSWORD not in json.dumps(found) + shown
+    upstream.play(good)
+    assert post(stack).status_code == 200
+    stack.wait("both know", lambda: in_no_worker(stack, "upstream", "unauthorised"))
+    assert listed(stack, "slow")["available"] is True
+
+
+def test_a_full_disk_makes_every_worker_unready_and_kills_none(
+    stack: Stack, upstream: LiveUpstream, disk: Path
+) -> None:
+    if not disk.is_mount():
+        pytest.skip("only root may mount a file system")
+    upstream.play(good)
+    before, billed = workers(stack), len(events(stack, "slow"))
+    answered = 0
+
+    def ask_four() -> set[int]:
+        nonlocal answered
+        statuses = [post(stack).status_code for _ in range(4)]
+        answered += statuses.count(200)
+        return set(statuses)
+
+    filler = os.open(disk / "filler", os.O_CREAT | os.O_WRONLY)
+    try:
+        with pytest.raises(OSError, match="No space"):
+            while True:
+                os.write(filler, bytes(64 * 1024))
+    finally:
+        os.close(filler)
+    stack.wait("both refuse", lambda: {ready(stack) for _ in range(8)} == {503})
+    stack.wait("requests are refused", lambda: ask_four() == {503})
+    assert readiness(stack)[1]["missing"] == ["spool"]
+    stack.wait("both tell", lambda: in_every_worker(stack, "spool", "full"))
+    assert stack.metric("tollgate_spool_free_bytes") < 256 * 1024
+    (disk / "filler").unlink()
+    stack.wait("it serves again", lambda: ask_four() == {200})
+    stack.wait("both are ready", lambda: {ready(stack) for _ in range(8)} == {200})
+    stack.wait("all is well", lambda: degraded(stack) == {})
+    assert sorted(workers(stack)) == sorted(before)
+    assert len(events(stack, "slow")) == billed + answered, "who was refused pays nothing"
 
 
 def test_the_credentials_and_the_secret_are_for_this_user_alone(stack: Stack) -> None:
@@ -262,8 +396,7 @@ def test_without_redis_requests_are_served_and_what_they_used_is_known_when_it_i
         for pid in stack.pids("valkey-server"):
             os.kill(pid, signal.SIGKILL)
         answers.append(post(stack))
-        logs = (path.read_text() for path in (stack.home / "logs").glob("worker-*.log"))
-        return any("Redis runs no limiter script" in log for log in logs)
+        return "Redis runs no limiter script" in stack.worker_logs()
 
     stack.wait("it is noticed", noticed)
     stack.wait("it is ready again", lambda: ready(stack) == 200)

@@ -1,4 +1,5 @@
-"""The settings of a Tollgate in front of scripted upstreams, and what one of them costs."""
+"""The settings of a Tollgate that serves models of every kind, some by scripted upstreams; and what
+one of them costs."""
 
 from __future__ import annotations
 
@@ -19,8 +20,14 @@ model = "big"
 tier = "priority"
 valid_from = "2026-01-01"
 """ + "\n".join(f'{name} = "{PRIORITY_TIMES * pico / 10**6}"' for name, pico in BIG_PRICES.items())
+CANARY = "canary-in-the-environment"
+"""A secret of somebody's in the environment that no child of a Tollgate needs."""
 CONFIG = """
-price_books = ["{book}"]
+price_books = [{books}]
+[engine]
+dtype = "float32"
+num_blocks = 64
+num_threads = 1
 
 [[model]]
 name = "penny"
@@ -43,9 +50,21 @@ name = "wide"
 [[model]]
 name = "narrow"
 upstream = "{narrow}"
-max_concurrency = 1
+max_concurrency = 2
+[[model]]
+name = "limited"
+upstream = "{limited}"
+{zoo}
 [plan.default]  # one key asks for all, more in a moment than a key of everybody's may
 tokens_per_minute = 1_000_000_000
 requests_per_minute = 10_000
 max_concurrent_streams = 256
+[plan.tokens]
+tokens_per_minute = 60_000
+[plan.small]
+tokens_per_minute = 300
+[plan.requests]
+requests_per_minute = 60
+[plan.streams]
+max_concurrent_streams = 2
 """

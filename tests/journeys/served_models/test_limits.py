@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -25,25 +24,11 @@ from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
 from gateway.tenancy.orgs import find_org
 from gateway.tenancy.projects import find_project
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange, Script, chunk, completion
-from tests.journeys.upstreams import LiveUpstream, good, live_upstreams
-from tests.stack import Stack, running
+from tests.journeys.upstreams import LiveUpstream, good
+from tests.stack import Stack
 
 pytestmark = pytest.mark.slow
 
-CONFIG = """
-[[model]]
-name = "big"
-upstream = "{upstream}"
-[plan.default]
-[plan.tokens]
-tokens_per_minute = 60_000
-[plan.small]
-tokens_per_minute = 300
-[plan.requests]
-requests_per_minute = 60
-[plan.streams]
-max_concurrent_streams = 2
-"""
 TOKENS_PER_MINUTE = 60_000
 TOKENS_PER_S = TOKENS_PER_MINUTE // 60
 BURST = TOKENS_PER_MINUTE // 6
@@ -51,16 +36,9 @@ PATIENCE_S = 60.0
 HELLO: Any = [{"role": "user", "content": "Say hello to the world."}]
 
 
-@pytest.fixture(scope="module")
-def upstream() -> Iterator[LiveUpstream]:
-    with live_upstreams(1) as (opened,):
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def stack(upstream: LiveUpstream) -> Iterator[Stack]:
-    with running(config=CONFIG.format(upstream=upstream.base_url), workers=2) as started:
-        yield started
+@pytest.fixture
+def upstream(upstreams: dict[str, LiveUpstream]) -> LiveUpstream:
+    return upstreams["limited"]
 
 
 def uses(tokens: int, answered: int) -> Script:
@@ -87,7 +65,7 @@ def limited(stack: Stack, plan: str, **options: Any) -> OpenAI:
 
 def ask(client: OpenAI, **options: Any) -> Any:
     options = {"messages": HELLO, "max_tokens": 100, **options}
-    return client.chat.completions.create(model="big", **options)
+    return client.chat.completions.create(model="limited", **options)
 
 
 def refused(client: OpenAI, **options: Any) -> openai.RateLimitError:
@@ -106,7 +84,7 @@ def test_spent_tokens_are_a_429_that_says_when_and_the_sdks_own_retry_succeeds(
     # Half of the burst by its size, and no more than a token a byte of what it can be.
     dense: Any = [{"role": "user", "content": "0" * 2 * BURST}]
     raw = client.chat.completions.with_raw_response.create(
-        model="big", messages=dense, max_tokens=100
+        model="limited", messages=dense, max_tokens=100
     )
     assert raw.headers["x-ratelimit-limit-tokens"] == str(TOKENS_PER_MINUTE)
     left = int(raw.headers["x-ratelimit-remaining-tokens"])
@@ -231,7 +209,7 @@ def test_a_small_plan_serves_small_requests_that_set_no_maximum(
     """The length of an answer is guessed, and a guess refuses nobody for good."""
     upstream.play(good)
     client = limited(stack, "small")
-    answer = client.chat.completions.create(model="big", messages=HELLO)
+    answer = client.chat.completions.create(model="limited", messages=HELLO)
     assert answer.usage is not None and answer.usage.total_tokens == 25
     error = refused(client, messages=[{"role": "user", "content": "too long " * 250}])
     assert error.response.headers["x-should-retry"] == "false"
@@ -252,7 +230,7 @@ def test_a_bad_request_and_a_failed_one_give_back_what_they_reserved(
         with pytest.raises(openai.InternalServerError):
             ask(client)
     upstream.play(good)
-    answer = client.chat.completions.with_raw_response.create(model="big", messages=HELLO)
+    answer = client.chat.completions.with_raw_response.create(model="limited", messages=HELLO)
     assert answer.headers["x-ratelimit-remaining-requests"] == "9"
 
 
@@ -285,7 +263,7 @@ async def test_a_flood_through_two_workers_never_passes_the_bound(
     used, clients, wanted = 200, 24, 60
     upstream.play(uses(used, answered=used - 10))
     key = await asyncio.to_thread(stack.create_key, "--plan", "tokens")
-    request = {"model": "big", "messages": HELLO, "max_tokens": used - 10}
+    request = {"model": "limited", "messages": HELLO, "max_tokens": used - 10}
     seen: list[int] = []
 
     async def flood(http: httpx.AsyncClient) -> None:
