@@ -13,6 +13,7 @@ import msgspec
 from billing.events import Attempt, Quantities, UsageEvent
 from gateway.batches.endpoints import LineEndpoint
 from gateway.batches.lines import EndedLine, LeasedLine
+from gateway.fleet.errors import ReplicaDied, ReplicaUnreadable
 from gateway.http_errors.table import HttpError
 from gateway.inference.calls import RequestContext
 from gateway.inference.delivery import Delivery
@@ -24,8 +25,10 @@ from gateway.telemetry import RequestMeter, Telemetry
 from gateway.wire.openai.from_chat import peek
 
 MAX_LOSSES = 3
-"""Attempts of a line that we began and lost; then it fails."""
+"""Attempts of a line that began and came to nothing: its replica was lost with it, or its upstream
+answered what cannot be read. Then it fails."""
 UNAVAILABLE_S = 5.0
+"""The wait after the first of them; four times as long after the next."""
 MAX_DELAY_S = 600.0
 SUSPENDED_S = 60.0
 OVERLOADED = 503
@@ -42,7 +45,7 @@ class PutOff(msgspec.Struct, frozen=True):
     delay_s: float
     is_loss: bool = False
     is_away: bool = False
-    """Nothing was asked: what it asks is not there."""
+    """Nothing was asked: what it asks is not there. For that it waits as long as its batch has."""
 
 
 class LineAccount:
@@ -154,10 +157,11 @@ def _failed(endpoint: LineEndpoint, line: LeasedLine, error: Exception) -> Ended
     if isinstance(error, OrgSuspended):
         return PutOff(SUSPENDED_S)
     found = endpoint.to_http_error(error)
-    if found.status == OVERLOADED:
+    had_it = isinstance(error, ReplicaDied | ReplicaUnreadable)
+    if found.status == OVERLOADED and not had_it:
         return PutOff(getattr(error, "retry_after_s", 0.0), is_away=True)
     if found.status >= 500 and line.losses + 1 < MAX_LOSSES:
-        return PutOff(UNAVAILABLE_S, is_loss=True)
+        return PutOff(UNAVAILABLE_S * 4**line.losses, is_loss=True)
     return refused(endpoint, line, found)
 
 

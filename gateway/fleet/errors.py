@@ -4,6 +4,7 @@ FleetError                  code for clients
 ├── ReplicaUnavailable      service_unavailable nothing ran; another replica may be tried
 │   ├── ReplicaUnauthorised service_unavailable an upstream refuses this gateway, not the request
 │   ├── ReplicaDied         service_unavailable it was lost before its first event
+│   ├── ReplicaUnreadable   service_unavailable it answered, and nobody can read that
 │   └── ReplicaOverloaded   overloaded          its bounded queue is full
 │       └── NoSlot          overloaded          it did not get its turn, or not in time
 ├── UpstreamRefused         its own             an upstream's 4xx, for the client to read
@@ -41,6 +42,13 @@ class ReplicaUnauthorised(ReplicaUnavailable):
 class ReplicaDied(ReplicaUnavailable):
     """Says that a replica had the request and was lost before its first event: it may be asked once
     more when it is back."""
+
+
+class ReplicaUnreadable(ReplicaUnavailable):
+    """Says that an upstream's answer is malformed, cut off or too large, before anything of it was
+    passed on. It had the request, and may answer so again."""
+
+    public_message = "The model's answer cannot be read."
 
 
 class ReplicaOverloaded(ReplicaUnavailable):

@@ -42,6 +42,7 @@ from gateway.fleet.errors import (
     ReplicaOverloaded,
     ReplicaUnauthorised,
     ReplicaUnavailable,
+    ReplicaUnreadable,
     UpstreamRefused,
 )
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -356,7 +357,7 @@ class UpstreamReplica:
         self.contact.accepted()
         if any(name == b"content-encoding" and value != b"identity" for name, value in headers):
             self.contact.failed("failing", "it compresses, unasked")
-            raise ReplicaUnavailable(f"{self.name} compresses, unasked")
+            raise ReplicaUnreadable(f"{self.name} compresses, unasked")
         return connection
 
     def _let_go(self, attempt: UpstreamAttempt) -> None:
@@ -396,8 +397,10 @@ class UpstreamReplica:
 
     async def _whole(self, attempt: UpstreamAttempt) -> AsyncGenerator[ReplicaEvent, None]:
         """Yield one event. Until it is there nothing is lost by trying another replica."""
+        kind = ReplicaUnavailable
         try:
             connection = await self._post(attempt, BODY_TIMEOUT_S)
+            kind = ReplicaUnreadable
             body = attempt.meter.read_body(await self._read_body(connection))
             items = attempt.to_items((body,))
         except UpstreamAborted:
@@ -405,7 +408,7 @@ class UpstreamReplica:
             return
         except (HttpClientError, TimeoutError, BrokenAnswer) as error:
             self.contact.failed("failing", type(error).__name__)
-            raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}: {error}") from error
+            raise kind(f"{self.name}: {type(error).__name__}: {error}") from error
         finally:
             self._let_go(attempt)
         self.contact.served()
@@ -457,16 +460,18 @@ class UpstreamReplica:
         """Yield what each read brings, without waiting for more. Raises ReplicaUnavailable until
         something has been yielded, ReplicaLost from then on."""
         meter, parser = attempt.meter, EventParser()
-        begun = ended = False
+        ended = False
+        kind: type[ReplicaUnavailable | ReplicaLost] = ReplicaUnavailable
         try:
             connection = await self._post(attempt, IDLE_TIMEOUT_S)
+            kind = ReplicaUnreadable
             bound = StreamBound(meter.most_told_tokens, self._clock)
             while not (meter.done or ended or bound.is_over):
                 data = await connection.read(bound.read_s)
                 ended = not data
                 items, fault = read_all(meter, parser, data)
                 if items:
-                    begun = True
+                    kind = ReplicaLost
                     yield ReplicaEvent(items=attempt.to_items(items), usage=meter.usage)
                 if fault is not None:
                     raise fault
@@ -482,7 +487,6 @@ class UpstreamReplica:
         except (HttpClientError, TimeoutError, BrokenAnswer, EventTooLarge) as error:
             if not (isinstance(error, ReadTimeout) and meter.complete):
                 self.contact.failed("failing", type(error).__name__)
-                kind = ReplicaLost if begun else ReplicaUnavailable
                 raise kind(f"{self.name}: {type(error).__name__}: {error}") from error
             log.info("%s: its usage did not come", self.name)
         finally:

@@ -4,6 +4,7 @@ once, or neither. Runners are killed in the middle of everything, on a real Post
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from typing import Any
@@ -18,9 +19,14 @@ from gateway.batches import lines, steward
 from gateway.batches.runner import BatchRunner
 from gateway.batches.running import MAX_LOSSES
 from gateway.batches.tables import batch_lines, batches
-from gateway.fleet.errors import ReplicaLost, ReplicaUnavailable
+from gateway.fleet.errors import (
+    ReplicaDied,
+    ReplicaLost,
+    ReplicaUnavailable,
+    ReplicaUnreadable,
+)
 from gateway.tenancy.tables import api_keys
-from gateway.wire.shared.batch import Batch
+from gateway.wire.shared.batch import Batch, Shape
 from tests.gateway.batches.world import LEASE_S, MODEL, World
 from tests.gateway.office import ScriptedReplica
 from tests.gateway.whole_app import make_tenant
@@ -169,6 +175,32 @@ async def test_what_is_lost_is_tried_again_and_then_fails_alone(
     assert len(replica.attempts) == MAX_LOSSES
     wasted = (await world.services.spool.read_closed(10)).events
     assert [each.kind for each in wasted] == ["waste"] * MAX_LOSSES
+
+
+@pytest.mark.parametrize("kind", [ReplicaDied, ReplicaUnreadable])
+@pytest.mark.parametrize("shape", ["openai", "anthropic"])
+async def test_a_line_that_never_gets_a_whole_answer_fails_and_costs_nothing(
+    world: World,
+    replica: ScriptedReplica,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[ReplicaUnavailable],
+    shape: Shape,
+) -> None:
+    """Whether its upstream answers what cannot be read, or its engine dies of it each time."""
+    monkeypatch.setattr("gateway.batches.running.UNAVAILABLE_S", 0.01)
+    replica.refuses = kind("the answer was cut off")
+    runner = world.runner()
+    runner.start()
+    done = await world.until(await world.batch(1, shape), "completed")
+    await runner.close()
+    assert (done.num_completed, done.num_failed) == (0, 1)
+    file_id = done.error_file_id if shape == "openai" else done.output_file_id
+    (error,) = await world.results(file_id, shape)
+    said = json.dumps(error)
+    assert kind.public_message in said and "cut off" not in said
+    assert await world.billed() == []
+    assert len(replica.attempts) == MAX_LOSSES
+    assert (await world.services.spool.read_closed(10)).events == []
 
 
 async def test_a_key_that_was_revoked_asks_nothing_more(

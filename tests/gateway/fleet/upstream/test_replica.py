@@ -16,6 +16,7 @@ from gateway.fleet.errors import (
     ReplicaLost,
     ReplicaOverloaded,
     ReplicaUnavailable,
+    ReplicaUnreadable,
     UpstreamRefused,
 )
 from gateway.fleet.upstream import replica as upstream_module
@@ -28,6 +29,7 @@ from tests.gateway.fleet.upstream.scripted_upstream import (
     COUNTED,
     UPSTREAM_MODEL,
     Exchange,
+    Script,
     Upstream,
     chunk,
     chunks,
@@ -353,16 +355,39 @@ async def test_a_whole_answer_without_usage(
     assert event.usage.output == 2  # 11 bytes
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"[]", {"choices": []}, {"error": {"message": "x"}}])
-async def test_a_whole_answer_that_is_none(
-    upstream: Upstream, make_replica: Make, chat: Chat, body: Any
-) -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.answer(body)
+async def cut_off(exchange: Exchange) -> None:
+    await exchange.head(content_type="application/json", content_length="1000")
+    await exchange.write(b'{"choices": [')
+    exchange.writer.close()
 
+
+async def compressed(exchange: Exchange) -> None:
+    await exchange.answer(b"\x1f", content_encoding="gzip")
+
+
+def saying(body: Any) -> Script:
+    return lambda exchange: exchange.answer(body)
+
+
+UNREADABLE = {
+    "no JSON": saying(b"<html>"),
+    "an array": saying(b"[]"),
+    "no choice": saying({"choices": []}),
+    "an error": saying({"error": {"message": "x"}}),
+    "half of it": saying(json.dumps(completion()).encode()[:-20]),
+    "cut off": cut_off,
+    "compressed": compressed,
+}
+
+
+@pytest.mark.parametrize("script", UNREADABLE.values(), ids=UNREADABLE)
+async def test_an_answer_that_cannot_be_read_is_told_from_none(
+    upstream: Upstream, make_replica: Make, chat: Chat, script: Script
+) -> None:
     upstream.script = script
-    with pytest.raises(ReplicaUnavailable):
-        await run(make_replica(), chat())
+    for stream in (False, True):
+        with pytest.raises(ReplicaUnreadable):
+            await run(make_replica(), chat(stream=stream))
 
 
 @pytest.mark.parametrize("stream", [True, False])
