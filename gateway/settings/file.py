@@ -5,6 +5,7 @@ Reads nothing: it is given what was read. Knows no default folder.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +15,6 @@ from msgspec import Meta, Struct
 
 from billing.cache_contracts import ContractName
 from billing.money import PICO_PER_USD, Pico
-from engine.options import PositiveInt
 from engine.text.output_parser.registry import FamilyName, ReasoningName
 from foundation.structs import with_fields_of
 from gateway.generate_request import MaxTokensField
@@ -23,22 +23,33 @@ from gateway.principal import Plan
 
 Flags = str | int | Path | None
 """The value of a command's option."""
-Name = Annotated[str, Meta(min_length=1, max_length=128)]
-ADAPTER_PATTERN = r"^[^=]{1,128}$"
-URL_PATTERN = r"^https?://[^/\s]+"
-PUBLIC_URL_PATTERN = r"^https?://[^/\s?#@\\]+$"
-ROOT_PATH_PATTERN = r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$"
+NAME_PATTERN = r"^(?=.*\S)[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]{1,128}\Z"
+Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
+PositiveInt = Annotated[int, Meta(ge=1, le=10**15)]
+MAX_PATH_CHARS, MAX_PART_BYTES = 4096, 255
+"""The bounds of Linux on a path and on a name in it."""
+MAX_SHOWN_CHARS = 200
+"""Characters of a mistake that are shown."""
+ADAPTER_PATTERN = r"^(?=.*\S)[^=\x00-\x1f\x7f-\x9f]{1,128}\Z"
+PORT = "(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
+URL_PATTERN = (
+    r"^https?://(?:[^/\s?#@]+@)?(?:\[[0-9A-Fa-f:.]+\]|[^/\s?#@:\[\]]+)"
+    rf"(?::{PORT})?(?:[/?#][^\s\x00-\x1f\x7f]*)?\Z"
+)
+PUBLIC_URL_PATTERN = r"^https?://[^/\s?#@\\]+\Z"
+ROOT_PATH_PATTERN = r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*\Z"
 REDIS_PATTERN = r"^(redis|rediss|unix)://."
-MCP_PATTERN = r"^[a-z0-9](?:-?[a-z0-9]){0,23}$"
-ORG_PATTERN = r"^org_[0-9A-Za-z]{1,64}$"
-ORGS_PROJECT_PATTERN = r"^org_[0-9A-Za-z]{1,64}/proj_[0-9A-Za-z]{1,64}$"
-ADDRESS_PATTERN = r"^(unix:.+|tcp:.+:\d+)$"
-BUCKET_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{1,254}$"
-PREFIX_PATTERN = r"^([A-Za-z0-9_-][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}){0,7})?$"
+MCP_PATTERN = r"^[a-z0-9](?:-?[a-z0-9]){0,23}\Z"
+ORG_PATTERN = r"^org_[0-9A-Za-z]{1,64}\Z"
+ORGS_PROJECT_PATTERN = r"^org_[0-9A-Za-z]{1,64}/proj_[0-9A-Za-z]{1,64}\Z"
+ADDRESS_PATTERN = rf"^(unix:[^\x00-\x1f]+|tcp:[^\s\x00-\x1f]+:{PORT})\Z"
+BUCKET_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z"
+PREFIX_PATTERN = r"^([A-Za-z0-9_-][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}){0,7})?\Z"
 IN_WORDS = {
+    repr(NAME_PATTERN): "1 to 128 characters that can be seen, on one line",
     repr(BUCKET_PATTERN): "the name of a bucket",
     repr(PREFIX_PATTERN): "names of letters, digits, '.', '_' and '-', with '/' between them",
-    repr(ADAPTER_PATTERN): "a name of 1 to 128 characters, without '='",
+    repr(ADAPTER_PATTERN): "a name of 1 to 128 characters on one line, without '='",
     repr(URL_PATTERN): "a URL such as 'http://127.0.0.1:9100/v1'",
     repr(PUBLIC_URL_PATTERN): "a URL without a path such as 'https://gateway.example.com'",
     repr(ROOT_PATH_PATTERN): "a path such as '/llm'",
@@ -109,8 +120,8 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     tool_call_parser: FamilyName | None = None
     reasoning_parser: ReasoningName | None = None
     upstream: Url | None = None
-    upstream_model: str | None = None
-    api_key_env: str | None = None
+    upstream_model: Name | None = None
+    api_key_env: Name | None = None
     max_concurrency: Concurrency | None = None
     max_tokens_field: MaxTokensField | None = None
     takes_reasoning_effort: bool | None = None
@@ -134,8 +145,8 @@ class WrittenReplica(Strict, frozen=True, kw_only=True):
     """`[[model.replica]]`."""
 
     upstream: Url
-    upstream_model: str | None = None
-    api_key_env: str | None = None
+    upstream_model: Name | None = None
+    api_key_env: Name | None = None
     weight: Weight = 1
     max_concurrency: Concurrency | None = None
     max_tokens_field: MaxTokensField | None = None
@@ -270,7 +281,7 @@ class WrittenToolLoop(Strict, frozen=True, kw_only=True):
     max_call_seconds: Annotated[float, Meta(gt=0, le=3600)] = 120.0
     max_result_bytes: Annotated[int, Meta(ge=64, le=8 << 20)] = 64 * 1024
     """The bound on one result as the model sees it; the rest is cut off."""
-    max_tokens: Annotated[int, Meta(ge=1)] = 2_000_000
+    max_tokens: PositiveInt = 2_000_000
     """Read and written, over all rounds."""
     max_cost_usd: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
     """Over all rounds and calls. None: what the tenant may spend."""
@@ -283,7 +294,7 @@ class WrittenToolLoop(Strict, frozen=True, kw_only=True):
 class WrittenMcp(Strict, frozen=True, kw_only=True):
     """`[mcp]`."""
 
-    max_catalogue_tokens: Annotated[int, Meta(ge=0)] = 200_000
+    max_catalogue_tokens: Annotated[int, Meta(ge=0, le=10**15)] = 200_000
     """The token budget for listed tools behind one URL; beyond it, tools are searched instead. Four
     bytes of JSON count as one token."""
     search_model: Name | None = None
@@ -367,11 +378,22 @@ class SettingsFile(PlainSettings, frozen=True, kw_only=True):
 def decode_path(kind: type, value: Any) -> Path:
     """Decode a path, for msgspec: settings hold no other foreign type.
 
-    Raises: TypeError (a wrong type).
+    Raises: TypeError (a wrong type, or no path).
     """
-    if kind is Path and isinstance(value, str) and value:
+    if kind is Path and isinstance(value, str) and may_be_path(value):
         return Path(value)
     raise TypeError("Expected a path")
+
+
+def may_be_path(value: str) -> bool:
+    """Tell whether a system call would take it."""
+    written = os.fsencode(value) if "\0" not in value else b""
+    parts = written.split(b"/")
+    return (
+        value.isprintable()
+        and 0 < len(value) <= MAX_PATH_CHARS >= len(written)
+        and (max(map(len, parts)) <= MAX_PART_BYTES)
+    )
 
 
 def explain(error: msgspec.ValidationError, inside: str = "") -> str:
@@ -385,4 +407,12 @@ def explain(error: msgspec.ValidationError, inside: str = "") -> str:
     kind, _, pattern = message.partition(" matching regex ")
     if pattern in IN_WORDS:
         kind = f"Expected {IN_WORDS[pattern]}"
-    return f"{path or 'table'}: {kind[0].lower()}{kind[1:]}"
+    return one_line(f"{path or 'table'}: {kind[0].lower()}{kind[1:]}")
+
+
+def one_line(text: str) -> str:
+    """Return the text as it can be shown: without control characters, and cut in its middle."""
+    shown = "".join(each if each.isprintable() else "?" for each in text[: 1 << 16])
+    if len(shown) <= 2 * MAX_SHOWN_CHARS:
+        return shown
+    return f"{shown[:MAX_SHOWN_CHARS]} ... {shown[-MAX_SHOWN_CHARS // 2 :]}"

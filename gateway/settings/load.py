@@ -9,6 +9,7 @@ A secret that stands in the environment (an upstream's key) stays there: setting
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -23,6 +24,7 @@ from gateway.net.listener import is_loopback, origin
 from gateway.networks import read_network
 from gateway.principal import Plan
 from gateway.settings.file import (
+    NAME_PATTERN,
     PlainSettings,
     Scalars,
     SettingsError,
@@ -31,6 +33,8 @@ from gateway.settings.file import (
     WrittenPlan,
     decode_path,
     explain,
+    may_be_path,
+    one_line,
 )
 from gateway.settings.mcp_servers import MCP_CALLS, check_mcp_servers, priced_as
 from gateway.settings.models import (
@@ -110,17 +114,27 @@ def load(
     revision = given.pop("revision", None)
     if revision is not None and model is None:
         raise SettingsError("--revision: only for a model that --model or TOLLGATE_MODEL names")
+    for option, path in (("config", config), ("model", model)):
+        if path is not None and not may_be_path(str(path)):
+            raise SettingsError(f"{option}: {one_line(repr(str(path)))} is no path")
+    if revision is not None and re.match(NAME_PATTERN, str(revision)) is None:
+        raise SettingsError(f"--revision: {one_line(repr(str(revision)))} is no revision")
     table, source = _read_file(None if config is None else Path(config))
-    for name, value in named.items():
-        table[name] = _convert_one(name, value, f"TOLLGATE_{name.upper()}")
-    for name, value in given.items():
-        table[name] = _convert_one(name, value, f"--{name.replace('_', '-')}")
+    sources = {name: f"TOLLGATE_{name.upper()}" for name in named}
+    sources |= {name: f"--{name.replace('_', '-')}" for name in given}
+    for name, value in (named | given).items():
+        table[name] = _convert_one(name, value, sources[name])
     try:
         file = msgspec.convert(table, SettingsFile, dec_hook=decode_path)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{source}: {explain(error)}") from None
     only = None if model is None else alone(str(model), revision)
-    return _complete(file, source, only)
+    try:
+        return _complete(file, only)
+    except SettingsError as error:
+        key, _, complaint = str(error).partition(": ")
+        where = f"{sources[key]}: {complaint}" if key in sources else f"{source}: {error}"
+        raise SettingsError(where) from None
 
 
 def save(settings: Settings, path: Path) -> None:
@@ -160,9 +174,19 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             continue
         if variable not in known:
             raise SettingsError(f"{variable}: unknown; known are {', '.join(sorted(known))}")
+        if not _is_text(value):
+            raise SettingsError(f"{variable}: not UTF-8")
         if value:
             found[known[variable]] = value
     return found
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read_file(config: Path | None) -> tuple[dict[str, Any], str]:
@@ -184,7 +208,9 @@ def _read_file(config: Path | None) -> tuple[dict[str, Any], str]:
     except UnicodeDecodeError:
         raise SettingsError(f"{path}: not UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path}: not TOML: {error}") from None
+        raise SettingsError(f"{path}: not TOML: {one_line(str(error))}") from None
+    except RecursionError:
+        raise SettingsError(f"{path}: it is nested too deep") from None
 
 
 def _convert_one(name: str, value: Any, source: str) -> Any:
@@ -198,30 +224,28 @@ def _convert_one(name: str, value: Any, source: str) -> Any:
     return msgspec.to_builtins(getattr(found, name), enc_hook=str)
 
 
-def _complete(file: SettingsFile, source: str, only: WrittenModel | None) -> Settings:
+def _complete(file: SettingsFile, only: WrittenModel | None) -> Settings:
+    """Raises: SettingsError, which begins with the key."""
     home = file.home.absolute()
     written = file.model
     if only is not None or not written:
         written = [only or alone(str(DEFAULT_MODEL))]
-    try:
-        models = to_models(written, file.engine, Home(home))
-        check_parts(models, file.workers)
-        plans = {name: _to_plan(name, table) for name, table in file.plan.items()}
-        plans.setdefault(DEFAULT_PLAN.name, DEFAULT_PLAN)
-        database_url = None if file.database_url is None else _database_url(file.database_url)
-        if file.redis_url is not None:
-            _check_redis_url(file.redis_url)
-        if file.public_url is not None:
-            _check_public_url(file.public_url)
-        _check_trusted_proxies(file.trusted_proxies)
-        names = [model.name for model in models]
-        drift = file.mcp.stdio.unpinned == "warn"
-        check_mcp_servers(file.mcp.servers, names, near=file.egress_to_loopback, drift=drift)
-        for field in ("search_model", "scan_model"):
-            if (model := getattr(file.mcp, field)) not in (None, *names):
-                raise SettingsError(f"mcp.{field}: {model!r} is no model")
-    except SettingsError as error:
-        raise SettingsError(f"{source}: {error}") from None
+    models = to_models(written, file.engine, Home(home))
+    check_parts(models, file.workers)
+    plans = {name: _to_plan(name, table) for name, table in file.plan.items()}
+    plans.setdefault(DEFAULT_PLAN.name, DEFAULT_PLAN)
+    database_url = None if file.database_url is None else _database_url(file.database_url)
+    if file.redis_url is not None:
+        _check_redis_url(file.redis_url)
+    if file.public_url is not None:
+        _check_public_url(file.public_url)
+    _check_trusted_proxies(file.trusted_proxies)
+    names = [model.name for model in models]
+    drift = file.mcp.stdio.unpinned == "warn"
+    check_mcp_servers(file.mcp.servers, names, near=file.egress_to_loopback, drift=drift)
+    for field in ("search_model", "scan_model"):
+        if (model := getattr(file.mcp, field)) not in (None, *names):
+            raise SettingsError(f"mcp.{field}: {model!r} is no model")
     shipped = sorted((PACKAGE_ROOT / "billing" / "pricing" / "price_books").glob("*.toml"))
     plain = {name: getattr(file, name) for name in PlainSettings.__struct_fields__}
     complete = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +20,19 @@ from gateway.home import Home
 from gateway.principal import Plan
 from gateway.secret import Secret, SecretError, SecretKey
 from gateway.settings import load as module
-from gateway.settings.file import SettingsError
+from gateway.settings.file import (
+    FileStoreConfig,
+    SettingsError,
+    SettingsFile,
+    WrittenAdapter,
+    WrittenMcp,
+    WrittenMcpServer,
+    WrittenMcpStdio,
+    WrittenModel,
+    WrittenPlan,
+    WrittenReplica,
+    WrittenToolLoop,
+)
 from gateway.settings.load import (
     DEFAULT_PLAN,
     load,
@@ -388,13 +401,94 @@ def test_a_mistake_in_the_file_is_named(content: str, complaint: str) -> None:
         ("TOLLGATE_PORT", "70000", "TOLLGATE_PORT: expected `int` <= 65535"),
         ("TOLLGATE_WORKERS", "1.5", "TOLLGATE_WORKERS: expected `int`"),
         ("TOLLGATE_CONFIG", "no.toml", "config: no.toml does not exist"),
-        ("TOLLGATE_DATABASE_URL", "nonsense", "database_url: not a database URL"),
+        ("TOLLGATE_CONFIG", "no\ntoml", r"config: 'no\ntoml' is no path"),
+        ("TOLLGATE_MODEL", "m" * 300, "m' is no path"),
+        ("TOLLGATE_PORT", "\udcff", "TOLLGATE_PORT: not UTF-8"),
+        ("TOLLGATE_HOME", "a\nb", "TOLLGATE_HOME: expected a path"),
+        ("TOLLGATE_HOST", " \t", "TOLLGATE_HOST: expected 1 to 128 characters that can be seen"),
+        ("TOLLGATE_DATABASE_URL", "nonsense", "TOLLGATE_DATABASE_URL: not a database URL"),
     ],
 )
 def test_a_mistake_in_a_variable_is_named(variable: str, value: str, complaint: str) -> None:
     with pytest.raises(SettingsError) as caught:
         load({}, {variable: value})
     assert complaint in str(caught.value)
+
+
+NOTHING_SENSIBLE = [
+    "-1",
+    "nan",
+    "-inf",
+    "1" * 26,
+    r'"a\nb"',
+    r'"\u0000"',
+    '" \\n"',
+    "[[]]",
+    "{x = 1}",
+]
+BEFORE = {
+    SettingsFile: "",
+    WrittenModel: "[[model]]\nname = 'm'\nupstream = 'http://h/v1'\n",
+    WrittenReplica: "[[model]]\nname = 'm'\n[[model.replica]]\nupstream = 'http://h/v1'\n",
+    WrittenAdapter: (
+        "[[model]]\nname = 'm'\npath = 'a'\n[[model.adapter]]\nname = 'b'\npath = 'b'\n"
+    ),
+    WrittenPlan: "[plan.x]\n",
+    FileStoreConfig: "[file_store]\nbucket = 'bucket'\n",
+    WrittenMcp: "[mcp]\n",
+    WrittenToolLoop: "[mcp.loop]\n",
+    WrittenMcpStdio: "[mcp.stdio]\n",
+    WrittenMcpServer: "[[mcp.servers]]\nname = 's'\nurl = 'https://h/mcp'\n",
+}
+"""The tables of the file, each with what it has to have."""
+ANYTHING = {"engine", "plan", "environment", "deadlines"}
+"""Tables whose keys are judged elsewhere, or by their values."""
+
+
+@pytest.mark.parametrize("kind", BEFORE, ids=lambda kind: kind.__name__)
+def test_what_makes_no_sense_is_refused_by_name_everywhere(kind: Any) -> None:
+    for field in msgspec.structs.fields(kind):
+        for value in NOTHING_SENSIBLE:
+            if field.encode_name in ANYTHING and value.startswith("{"):
+                continue
+            lines = BEFORE[kind].splitlines()
+            kept = [line for line in lines if not line.startswith(f"{field.encode_name} =")]
+            write("\n".join([*kept, f"{field.encode_name} = {value}"]))
+            with pytest.raises(SettingsError) as caught:
+                load({}, {})
+            told = str(caught.value)
+            assert told.startswith("tollgate.toml: ") and told.isprintable(), told
+            assert field.encode_name in told and len(told) < 1000
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("x = " + "[" * 100_000, "nested too deep"),
+        ("log_level = '" + "x" * 100_000 + "'", "log_level: invalid enum value 'xxx"),
+        (MODEL + f"path = '{'x' * 300}'", "model[0].path: expected a path"),
+        (MODEL + "upstream = 'http://h:99999/v1'", "model[0].upstream: expected a URL"),
+        (MODEL + "upstream = 'http://h /v1'", "model[0].upstream: expected a URL"),
+        (MODEL + 'upstream = "http://h/v1\\n"', "model[0].upstream: expected a URL"),
+        (MODEL + "path = 'a'\nengine = 'tcp:h:0'", "model[0].engine: expected 'unix:/path'"),
+        ('[[mcp.servers]]\nname = "s\\n"', "mcp.servers[0].name: expected 1 to 24"),
+        ('root_path = "/a\\n"', "root_path: expected a path"),
+    ],
+)
+def test_a_hostile_file_is_one_short_line(content: str, complaint: str) -> None:
+    write(content)
+    with pytest.raises(SettingsError) as caught:
+        load({}, {})
+    assert complaint in str(caught.value)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "name", ["http://h:65535/v1", "https://[::1]:9/", "http://u:p@h", "http://h?a"]
+)
+def test_urls_of_any_form_are_taken(name: str) -> None:
+    write(MODEL + f"upstream = '{name}'")
+    assert load({}, {}).models[0].name == "m"
 
 
 def test_a_mistake_in_a_flag_is_named() -> None:
