@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from billing.cache_contracts import CONTRACTS, ContractName
 from engine.protocol import EngineOutput, FinishReason, Usage
+from engine.text.output_parser.output_format import OutputFormat
 from engine.text.tokenizer import Tokenizer
-from gateway.fleet.engine.choice_text import Choices, GenerationText
+from gateway.fleet.engine.choice_text import ChoiceParser, Choices, GenerationText
 from gateway.fleet.engine.completion_text import CompletionText
 from gateway.generate_request import ChatPrompt, CompletionPrompt
 from gateway.generation_events import MeteredUsage, TextDelta
@@ -149,11 +150,12 @@ def test_what_goes_on_with_a_text_keeps_the_space_between_them(
     completion = CompletionText(
         CompletionPrompt(prompts=[begun]), [before], 1, tokenizer, CONTRACTS[0]
     )
-    chat = GenerationText(
-        ChatPrompt(messages=[], continues=continues), 1, tokenizer, prompt_token_ids=before
-    )
     assert said_by(completion, output) == " fox"
-    assert said_by(chat, output) == (" fox" if continues else "fox")
+    form = OutputFormat(tokenizer, "</think>")
+    for parsing in (None, ChoiceParser(lambda: form.parser(tools=["f"]))):
+        prompt = ChatPrompt(messages=[], continues=continues)
+        chat = GenerationText(prompt, 1, tokenizer, prompt_token_ids=before, parsing=parsing)
+        assert said_by(chat, output) == (" fox" if continues else "fox")
 
 
 def said_by(generation: Choices, output: EngineOutput) -> str:
