@@ -202,7 +202,10 @@ class Egress:
                 location = found.headers.get("location")
                 if found.status not in REDIRECTS or location is None:
                     break
-                url = urljoin(url, location)
+                try:
+                    url = urljoin(url, location)
+                except ValueError:
+                    raise ForbiddenTarget("a redirect to what is no URL") from None
         return found
 
     async def post_form(

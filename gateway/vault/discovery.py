@@ -90,6 +90,10 @@ class Discovery:
         return found
 
     async def _server(self, upstream: str, issuer: str) -> Server:
+        try:
+            self._egress.of(upstream).target(issuer)
+        except ForbiddenTarget as error:
+            raise IssuerUnavailable(upstream, f"the name of its issuer: {error}") from None
         found = await self._first(upstream, server_places(issuer), Server)
         if found.issuer != issuer:
             raise IssuerUnavailable(upstream, "the metadata of its issuer is another one's")
@@ -146,7 +150,10 @@ def server_places(issuer: str) -> tuple[str, ...]:
 
 def covers(resource: str, url: str) -> bool:
     """True if a URL is this resource, or lies below it."""
-    wider, narrower = urlsplit(resource), urlsplit(url)
+    try:
+        wider, narrower = urlsplit(resource), urlsplit(url)
+    except ValueError:
+        return False
     if wider.fragment or origin_of(resource) != origin_of(url):
         return False
     if wider.query and wider.query != narrower.query:

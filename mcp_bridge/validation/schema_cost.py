@@ -58,6 +58,10 @@ MAX_WORK_PER_PATH = 50_000
 """Subschemas tried on one path of a value; a hand-written tool needs some tens."""
 
 
+MAX_INDEX_DIGITS = 7
+"""No list that is read has an index with more."""
+
+
 class Node(msgspec.Struct, eq=False):
     """A subschema, and the numbers of those tried on the same value, each child, named children."""
 
@@ -141,7 +145,7 @@ class Documents:
 
     def find(self, reference: str, base: str, at: Parts) -> tuple[Schema, Parts, str] | None:
         """Return the subschema of a reference; None: a published one. Raises: SchemaRefused."""
-        target, fragment = urldefrag(urljoin(base, reference))
+        target, fragment = urldefrag(joined(base, reference))
         target = target or base  # urljoin leaves nothing of a URN but the fragment
         found = self.resources.get(target)
         if found is None:
@@ -164,7 +168,7 @@ class Documents:
             key = unquote(step).replace("~1", "/").replace("~0", "~")
             if isinstance(schema, Mapping) and key in schema:
                 schema, path = schema[key], (*path, key)
-            elif isinstance(schema, list) and key.isdecimal() and int(key) < len(schema):
+            elif isinstance(schema, list) and is_index(key) and int(key) < len(schema):
                 schema, path = schema[int(key)], (*path, int(key))
             else:
                 raise SchemaRefused(pointer(at), "a reference to what is not there")
@@ -177,7 +181,20 @@ def based(schema: Any, base: str, old: bool) -> str:
     own = schema.get("$id") if isinstance(schema, Mapping) else None
     if not isinstance(own, str) or (old and "$ref" in schema):
         return base
-    return urldefrag(urljoin(base, own))[0] or base
+    return urldefrag(joined(base, own))[0] or base
+
+
+def joined(base: str, reference: str) -> str:
+    """Raises: SchemaRefused, for what is no URI."""
+    try:
+        return urljoin(base, reference)
+    except ValueError:
+        raise SchemaRefused("", "a reference or an $id that is no URI") from None
+
+
+def is_index(key: str) -> bool:
+    """Tell whether it is an index as RFC 6901 writes it, of a list that can be."""
+    return key.isdecimal() and key.isascii() and len(key) <= MAX_INDEX_DIGITS
 
 
 def children(schema: Schema) -> Iterator[tuple[str, Parts, Any]]:

@@ -73,9 +73,14 @@ NO_SECRETS = Secrets()
 
 def checked_base_url(url: str) -> str:
     """Return a valid base URL without a slash at its end. Raises: BadDocument."""
-    if BASE_URL.fullmatch(url) is None or not urlsplit(url).hostname:
+    try:
+        parts = urlsplit(url)
+        is_plain = BASE_URL.fullmatch(url) is not None and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_plain = False
+    if not is_plain:
         raise BadDocument("/servers", "the base URL must be http(s)://host/path and nothing else")
-    if any(segment in (".", "..") for segment in urlsplit(url).path.split("/")):
+    if any(segment in (".", "..") for segment in parts.path.split("/")):
         raise BadDocument("/servers", "the base URL has a `.` or `..` in it")
     return url.rstrip("/")
 

@@ -45,6 +45,8 @@ HANDSHAKE_S = 15.0
 MAX_UNDER_WAY = 1024
 MAX_SUBSCRIBED = 10_000
 MAX_NOTES = 256
+MAX_DIGITS = 20
+"""No request of ours has an id with so many."""
 MAX_NOTE_BYTES = 16 * 1024 * 1024
 """Bytes of messages that wait for one caller; the oldest are dropped first."""
 
@@ -279,7 +281,8 @@ class Channel:
             found.inbox.note({**message, "params": params})
 
     def _pass_subscribed(self, own: Any, message: Message) -> None:
-        number = int(own) if str(own).isdecimal() else -1
+        written = str(own)
+        number = int(written) if written.isdecimal() and len(written) < MAX_DIGITS else -1
         found = self._under_way.get(number)
         if found is not None:
             params = rpc.params_of(message)

@@ -274,7 +274,11 @@ async def test_loopback_is_refused_unless_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["https://169.254.169.254/", "http://169.254.169.254/", "https://10.0.0.1/x"]
+    "location",
+    [
+        *("https://169.254.169.254/", "http://169.254.169.254/", "https://10.0.0.1/x"),
+        *("https://[", "//[::1", "https://a:99999/"),
+    ],
 )
 async def test_a_redirect_to_an_inner_address_is_not_followed(
     egress: Egress, location: str

@@ -248,7 +248,10 @@ async def test_an_issuer_that_says_it_names_itself_has_to(keeping: SignInFlow) -
     ("change", "said"),
     [
         ({"resource": {"resource": "https://evil.example/mcp"}}, "another resource"),
+        ({"resource": {"resource": "https://["}}, "another resource"),
         ({"resource": {"authorization_servers": []}}, "names nobody"),
+        ({"resource": {"authorization_servers": ["https://["]}}, "the name of its issuer"),
+        ({"resource": {"authorization_servers": ["https://10.0.0.1"]}}, "the name of its issuer"),
         ({"resource": {"resource": 7}}, "metadata that is none"),
         ({"issuer": "https://evil.example"}, "another one's"),
         ({"code_challenge_methods_supported": ["plain"]}, "no PKCE"),

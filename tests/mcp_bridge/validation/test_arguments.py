@@ -175,6 +175,16 @@ BOMBS: dict[str, tuple[object, str]] = {
     "beyond both engines": ({"pattern": "((((a{1000}){1000}){1000}){1000})"}, "too large a one"),
     "no regular expression": ({"pattern": "("}, "no regular expression"),
     "no type": ({"type": "strin"}, "anyOf"),
+    "an $id that is no URI": ({"$id": "http://[", "$ref": "#/a"}, "no URI"),
+    "an inner $id that is none": (
+        {"allOf": [{"$id": "//[::1", "$ref": "#/a"}], "$ref": "#/allOf/0"},
+        "no URI",
+    ),
+    "a reference that is no URI": ({"$id": "http://h/a", "not": {"$ref": "//[/"}}, "no URI"),
+    "an index of 5000 digits": (
+        {"$ref": "#/allOf/" + "9" * 5000, "allOf": [{}]},
+        "to what is not there",
+    ),
     "an unknown dialect": ({"$schema": "https://evil.example/dialect"}, "dialect"),
     "no schema": ([], "an object, true or false"),
     "a number that is rounded": ({"maximum": 2**60 + 1}, "beyond 2"),

@@ -21,6 +21,7 @@ from gateway.fleet.errors import (
 )
 from gateway.fleet.upstream import replica as upstream_module
 from gateway.fleet.upstream import stream_bound
+from gateway.fleet.upstream.errors import part_that_was_sent
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.generate_request import GenerateRequest
 from gateway.generation_events import MeteredUsage, RawBody, ReplicaEvent
@@ -306,6 +307,13 @@ async def test_a_refusal_of_the_request_is_passed_on_without_our_secrets(
     assert refused.message == "big at *** takes 8 tokens at most (token ***)"
     assert (refused.status, refused.error_type) == (400, "invalid_request_error")
     assert (refused.error_code, refused.param) == ("context_length_exceeded", "messages")
+
+
+def test_a_place_that_an_upstream_names_is_read_as_far_as_it_was_sent() -> None:
+    sent = {"messages": [{"content": "a"}]}
+    assert part_that_was_sent("messages.[0].content", sent) == "messages.[0].content"
+    for index in ("9" * 5000, "1", "\u0663"):
+        assert part_that_was_sent(f"messages[{index}].content", sent) == "messages"
 
 
 async def test_nobody_listens(make_replica: Make, chat: Chat, upstream: Upstream) -> None:

@@ -48,6 +48,8 @@ def call(id, name, arguments, token):
         tell(id=id, result=text(json.dumps(told), structuredContent=told))
     elif name == "echo":
         said = arguments["text"]
+        nobodys = {"io.modelcontextprotocol/subscriptionId": "9" * 5000}
+        tell(method="notifications/message", params={"_meta": nobodys, "data": "?"})
         params = {"progressToken": token, "progress": 1, "message": said}
         tell(method="notifications/progress", params=params)
         tell(id=id, result=text(said))
