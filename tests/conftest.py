@@ -216,7 +216,7 @@ async def db(postgres_url: str) -> AsyncIterator[AsyncEngine]:
 async def redis_url(redis_server_url: str) -> str:
     """An empty Redis."""
     client = redis.asyncio.from_url(redis_server_url)
-    await client.flushall()
+    await client.flushdb()  # others hold what many tests share
     await client.aclose()
     return redis_server_url
 

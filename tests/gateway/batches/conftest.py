@@ -76,7 +76,7 @@ def lent_worker(
 ) -> Iterator[Running]:
     lent = asyncio.run(databases.lend())
     with redis_client.from_url(redis_server_url) as store:
-        store.flushall()
+        store.flushdb()
     folder: Path = tmp_path_factory.mktemp("batches")
     url = databases.url(lent.name)
     with running(folder, url, redis_server_url, more=more) as found:

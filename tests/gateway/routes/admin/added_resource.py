@@ -17,8 +17,8 @@ from gateway.db import ROLE_TENANT, create_engine, tenant
 from migrations.runner import migrate
 from tests.gateway.routes.admin.changing import ADMIN, RECIPES, Maker, at, new
 from tests.gateway.routes.admin.conftest import CONFIG, World, open_world
-from tests.gateway.routes.admin.test_every_change import changes_once, keeps_to_it
-from tests.gateway.routes.admin.test_every_list import walk
+from tests.gateway.routes.admin.installation.test_every_change import changes_once, keeps_to_it
+from tests.gateway.routes.admin.installation.test_every_list import walk
 
 NOTES, NOTE = f"{ADMIN}/notes", f"{ADMIN}/notes/{{note_id}}"
 ACTIONS = ["note.created", "note.updated", "note.archived"]

@@ -4,6 +4,7 @@ the route table with. A new route needs one here; what it needs to be there firs
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
@@ -39,16 +40,18 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     body: Any = None
 
 
+MADE = itertools.count(1)
+"""One after the other for all makers, who may share a database."""
+
+
 class Maker:
     """Makes what a change is about, each time another one."""
 
     def __init__(self, world: World, org_id: str, project_id: str) -> None:
         self.world, self.org_id, self.project_id = world, org_id, project_id
-        self._made = 0
 
     def name(self) -> str:
-        self._made += 1
-        return f"n{self._made}"
+        return f"n{next(MADE)}"
 
     def email(self) -> str:
         return f"{self.name()}@x.example"

@@ -3,9 +3,9 @@ admin key and makes clients of the official SDK."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,29 @@ from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.app.create import create_app
+from gateway.audit.log import COMMAND_LINE
+from gateway.db import create_engine
 from gateway.home import Home
+from gateway.ids import uuid7
+from gateway.principal import SCOPE_ADMIN, SCOPE_INFERENCE, SCOPE_USAGE_READ
 from gateway.processes import database
+from gateway.processes.bootstrap import FIRST_NAME
 from gateway.routes.shared.services import Services
+from gateway.secret import Secret, SecretKey
 from gateway.settings.load import load
+from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
+from gateway.tenancy.orgs import create_org
+from gateway.tenancy.projects import create_project
+from tests.databases import Databases
+from tests.gateway.conftest import be_patient
+from tests.shared_application import (
+    in_one_task,
+    on_one_loop,
+    run_on_one_loop,
+    stores_of_its_own,
+)
 
-START_TIMEOUT_S = 30.0
+HERE = Path(__file__).parent
 CONFIG = """
 [[model]]
 name = "far"
@@ -34,9 +51,15 @@ requests_per_minute = 10
 """
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    run_on_one_loop(items, HERE, "application")
+
+
 class World:
-    def __init__(self, app: Litestar, db: AsyncEngine, admin_key: str, api_key: str) -> None:
-        self.app, self.db = app, db
+    def __init__(
+        self, app: Litestar, db: AsyncEngine, secret: SecretKey, admin_key: str, api_key: str
+    ) -> None:
+        self.app, self.db, self.secret = app, db, secret
         self.admin_key, self.api_key = admin_key, api_key
         asgi: Any = app
         self.http = httpx.AsyncClient(
@@ -91,13 +114,14 @@ async def open_world(
     assert made is not None
     app = create_app(settings)
     async with app.lifespan():
-        found = World(app, db, made.admin_key, made.api_key)
+        secret = Secret.load(settings.secret_key_file).current
+        found = World(app, db, secret, made.admin_key, made.api_key)
         yield found
         await found.close()
 
 
 @pytest.fixture
-async def world(
+async def own_world(
     db: AsyncEngine,
     postgres_url: str,
     redis_url: str,
@@ -105,30 +129,56 @@ async def world(
     config_text: str,
     patient: None,
 ) -> AsyncIterator[World]:
-    ready, done = asyncio.Future[World](), asyncio.Event()
-
-    async def live() -> None:
-        """A fixture begins and ends in two tasks; the lifespan must be one's."""
-        async with open_world(tmp_path, config_text, db, postgres_url, redis_url) as opened:
-            ready.set_result(opened)
-            await done.wait()
-
-    life = asyncio.create_task(live())
-    either: set[asyncio.Future[Any]] = {life, ready}
-    await asyncio.wait(either, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-    if life.done():
-        life.result()
-    yield ready.result()
-    done.set()
-    await life
+    """An application of this test alone, just installed."""
+    async with in_one_task(open_world(tmp_path, config_text, db, postgres_url, redis_url)) as found:
+        yield found
 
 
-@pytest.fixture
+@on_one_loop(scope="session")
+async def application(
+    databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
+    """The application of all tests that want no other."""
+    folder = tmp_path_factory.mktemp("application")
+    with pytest.MonkeyPatch.context() as patch:
+        be_patient(patch)
+        async with stores_of_its_own(databases, redis_server_url) as (url, redis_url):
+            db = create_engine(url)
+            async with in_one_task(open_world(folder, CONFIG, db, url, redis_url)) as opened:
+                patch.undo()
+                yield opened
+            await db.dispose()
+
+
+@on_one_loop()
+async def world(application: World, patient: None) -> AsyncIterator[World]:
+    """The application, as who operates it from an organization without anything in it."""
+    made = application
+    name = f"org-{uuid7().hex}"
+    async with made.db.begin() as conn:
+        org = await create_org(conn, name=name, is_operator=True, actor=COMMAND_LINE)
+        project = await create_project(conn, org_id=org.id, name=FIRST_NAME, actor=COMMAND_LINE)
+        make = partial(
+            create_key,
+            conn,
+            org_id=org.id,
+            pepper=made.secret.derive(PEPPER_PURPOSE),
+            pepper_id=made.secret.id,
+            actor=COMMAND_LINE,
+        )
+        admin = await make(project_id=None, name="admin", scopes=[SCOPE_ADMIN, SCOPE_USAGE_READ])
+        api = await make(project_id=project.id, name=FIRST_NAME, scopes=[SCOPE_INFERENCE])
+    found = World(made.app, made.db, made.secret, admin.secret, api.secret)
+    yield found
+    await found.close()
+
+
+@on_one_loop()
 async def org_id(world: World) -> str:
     return (await world.services.authenticator.authenticate(world.admin_key)).org_id
 
 
-@pytest.fixture
+@on_one_loop()
 async def project_id(world: World) -> str:
     made = await world.sdk.admin.organization.projects.create(name="web")
     return made.id

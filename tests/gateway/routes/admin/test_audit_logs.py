@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,6 +19,7 @@ from gateway.tenancy.member_tables import users
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.projects import create_project
 from tests.gateway.routes.admin.conftest import World
+from tests.shared_application import on_one_loop
 
 ALICE = "user_alice"
 BY_ALICE = Actor(kind="user", id=ALICE, ip="192.0.2.1", request_id="req_a")
@@ -55,15 +57,17 @@ def extra(event: AuditLogListResponse) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-async def log(world: World) -> Log:
+@on_one_loop()
+async def log(world: World, org_id: str) -> AsyncIterator[Log]:
     async with world.db.begin() as conn:
-        org_id = await conn.scalar(sa.text("SELECT id FROM orgs"))
         project = await create_project(conn, org_id=org_id, name="shop", actor=COMMAND_LINE)
         person = {"id": ALICE, "org_id": org_id, "email": "Alice@acme.example", "name": "Alice"}
         await conn.execute(sa.insert(users).values(**person, role="owner"))
-        first = await conn.scalar(sa.text("SELECT max(sequence) FROM audit_heads"))
-    return Log(world, org_id, project.id, first)
+        heads = sa.text("SELECT max(sequence) FROM audit_heads WHERE org_id = :org_id")
+        first = await conn.scalar(heads, {"org_id": org_id})
+    yield Log(world, org_id, project.id, first)
+    async with world.db.begin() as conn:
+        await conn.execute(sa.delete(users).where(users.c.id == ALICE))
 
 
 async def test_an_event_is_of_openais_shape(log: Log) -> None:

@@ -18,7 +18,7 @@ from gateway.auth.oauth import rfc7591_register
 from gateway.auth.oauth.clients.metadata_documents import ClientDocumentError
 from gateway.net.egress import Egress, FetchResponse, ForbiddenTarget
 from tests.gateway.routes.admin.conftest import World
-from tests.gateway.routes.admin.test_admin_issuers import body_of
+from tests.gateway.routes.admin.installation.test_admin_issuers import body_of
 
 # ---- the fields
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jsonschema_rs
-import pytest
 
 from gateway.routes.admin import alerts as admin_alerts
 from gateway.routes.admin import members as admin_members
@@ -22,6 +21,7 @@ from gateway.routes.admin.billing import spend_caps as admin_spend_caps
 from gateway.routes.admin.billing import top_ups as admin_top_ups
 from gateway.routes.organization import audit_logs
 from tests.gateway.routes.admin.conftest import World
+from tests.shared_application import on_one_loop
 
 CAPS = "/v1/admin/spend-caps"
 WEBHOOKS = "/v1/admin/webhooks"
@@ -52,7 +52,7 @@ DESCRIBED = [
 ]
 
 
-@pytest.fixture
+@on_one_loop()
 async def document(world: World) -> dict[str, Any]:
     found: dict[str, Any] = (await world.http.get("/schema/openapi.json")).json()
     return found

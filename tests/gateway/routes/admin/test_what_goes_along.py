@@ -7,11 +7,10 @@ import asyncio
 import time
 from typing import Any
 
-import pytest
-
 from tests.gateway.routes.admin.conftest import World
 from tests.gateway.routes.admin.tenants.test_admin_tenant import key_of, make_user
 from tests.pace import within
+from tests.shared_application import on_one_loop
 
 KEYS, CLIENTS = "/v1/admin/keys", "/v1/admin/oauth/clients"
 ADMIN = ["admin:keys", "admin:read", "admin:members", "admin:clients", "admin:projects"]
@@ -118,7 +117,7 @@ async def test_nor_a_client_that_would_come_alone(
     assert await refused(world, "POST", CLIENTS, robot, token) == "service_account_id"
 
 
-@pytest.fixture
+@on_one_loop()
 async def bound(world: World, project_id: str) -> dict[str, Any]:
     body = {
         "name": "bound",

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
-
 from billing.corrections.cache_leases import Lease, end, grant, sweep
 from billing.events import Price, Quantities
 from billing.ingestion.ingest import ingest
 from tests.billing.samples import NOON, an_attempt, an_event
 from tests.gateway.routes.admin.conftest import World
+from tests.shared_application import on_one_loop
 
 LEASES = "/v1/admin/cache-leases"
 EVENT = "019aa0c5-0000-7000-8000-000000000001"
 
 
-@pytest.fixture
+@on_one_loop()
 async def org_id(world: World) -> str:
     found: str = (await world.call("GET", "/v1/admin/organization")).json()["id"]
     return found

@@ -16,6 +16,7 @@ from billing.invoices.postings import Posting, post
 from billing.money import PICO_PER_USD
 from billing.reconciliation.checks import check_ledger
 from gateway.audit.log import COMMAND_LINE
+from gateway.ids import uuid7
 from gateway.limits.outcomes import Admission, Refusal, Units
 from gateway.principal import SpendCap
 from gateway.tenancy.errors import InvalidField
@@ -147,7 +148,7 @@ async def test_what_is_unpaid_is_owed_and_what_is_given_back_is_shown(
 
 
 async def test_operators_alone_give_credit_and_see_that_of_others(world: World) -> None:
-    made = await world.call("POST", f"{ADMIN}/orgs", {"name": "tenant"})
+    made = await world.call("POST", f"{ADMIN}/orgs", {"name": f"tenant-{uuid7().hex}"})
     other, key = made.json()["organization"]["id"], made.json()["admin_key"]["value"]
     me = (await world.call("GET", BALANCE)).json()["org_id"]
     body = {"org_id": other, "amount_usd": "5"}

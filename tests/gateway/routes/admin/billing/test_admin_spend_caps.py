@@ -7,6 +7,7 @@ import asyncio
 import sqlalchemy as sa
 
 from gateway.audit.tables import entries
+from gateway.ids import uuid7
 from gateway.principal import SpendCap
 from tests.gateway.routes.admin.changing import ADMIN
 from tests.gateway.routes.admin.conftest import World
@@ -124,7 +125,7 @@ async def test_the_name_of_a_model_has_no_nul(world: World) -> None:
 
 
 async def test_what_the_operator_has_set_no_tenant_lifts(world: World) -> None:
-    made = await world.call("POST", f"{ADMIN}/orgs", {"name": "tenant"})
+    made = await world.call("POST", f"{ADMIN}/orgs", {"name": f"tenant-{uuid7().hex}"})
     org_id = made.json()["organization"]["id"]
     key = made.json()["admin_key"]["value"]
     body = {"period": "month", "amount_usd": "100"}

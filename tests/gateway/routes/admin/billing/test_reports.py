@@ -5,12 +5,11 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
-import pytest
-
 from billing.events import Price, Quantities
 from billing.ingestion.ingest import ingest
 from tests.billing.samples import NOON, PRICES, an_attempt, an_event
 from tests.gateway.routes.admin.conftest import World
+from tests.shared_application import on_one_loop
 
 MIDNIGHT = int(NOON) - 12 * 3600
 MESSAGES = "/v1/organizations/usage_report/messages"
@@ -19,7 +18,7 @@ WINDOW = "starting_at=2026-11-19T00:00:00Z&ending_at=2026-11-20T00:00:00Z"
 USED = Quantities(uncached_input=100, cache_read=16, cache_write_5m=5, cache_write_1h=3, output=20)
 
 
-@pytest.fixture
+@on_one_loop()
 async def used(world: World, org_id: str) -> World:
     prices = PRICES | {"cache_write_1h": Price("penny:cache_write_1h:1", 7)}
     attempts = [

@@ -14,9 +14,11 @@ import sqlalchemy as sa
 from litestar.routes import HTTPRoute
 
 from gateway.audit.tables import entries
+from gateway.ids import uuid7
 from gateway.routes.shared.access import SCOPE
 from tests.gateway.routes.admin.changing import ADMIN, ORG, RECIPES, Maker
 from tests.gateway.routes.admin.conftest import World
+from tests.shared_application import on_one_loop
 
 
 @pytest.fixture
@@ -24,10 +26,10 @@ def maker(world: World, org_id: str, project_id: str) -> Maker:
     return Maker(world, org_id, project_id)
 
 
-@pytest.fixture
+@on_one_loop()
 async def mallory(world: World) -> str:
     """A key of administration of another org."""
-    made = await world.call("POST", f"{ADMIN}/orgs", {"name": "mallory"})
+    made = await world.call("POST", f"{ADMIN}/orgs", {"name": f"mallory-{uuid7().hex}"})
     key: str = made.json()["admin_key"]["value"]
     return key
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from litestar.routes import HTTPRoute
 
 from gateway.routes.shared.access import IN_PROJECT
 from tests.gateway.routes.admin.conftest import World
 from tests.gateway.routes.admin.tenants.test_admin_tenant import key_of, make_user
+from tests.shared_application import on_one_loop
 
 PROJECTS = "/v1/organization/projects"
 SCOPES = ["admin:projects", "admin:members", "admin:keys", "admin:billing", "admin:read"]
 
 
-@pytest.fixture
+@on_one_loop()
 async def reader(world: World, org_id: str) -> str:
     return await make_user(world, org_id, "reader")
 
 
-@pytest.fixture
+@on_one_loop()
 async def key(world: World, project_id: str, reader: str) -> str:
     """Make a key of an owner of the project who may only read the rest of the org."""
     await world.sdk.admin.organization.projects.users.create(

@@ -13,9 +13,9 @@ from billing.credits.lines import sweep
 from billing.events import Quantities
 from billing.ingestion.ingest import ingest
 from tests.billing.samples import an_attempt, an_event
-from tests.gateway.routes.admin.billing.test_an_exhausted_cap import eventually
 from tests.gateway.routes.admin.changing import ADMIN
 from tests.gateway.routes.admin.conftest import World
+from tests.gateway.routes.admin.installation.test_an_exhausted_cap import eventually
 from tests.gateway.webhooks.conftest import Receiver, receiver
 
 __all__ = ["receiver"]

@@ -22,13 +22,12 @@ async def ask(
 
 
 async def body_of(world: World, **more: Any) -> dict[str, Any]:
-    async with world.db.connect() as conn:
-        project_id = await conn.scalar(sa.text("SELECT id FROM projects LIMIT 1"))
+    project, *_ = (await world.sdk.admin.organization.projects.list()).data
     given = {
         "name": "Example",
         "issuer": "https://issuer.example.com",
         "audience": "api://acme",
-        "project_id": project_id,
+        "project_id": project.id,
         "default_role": "developer",
         "client_id": "ours",
         "client_secret": "s3cret of ours",
