@@ -30,6 +30,7 @@ import msgspec
 from billing.errors import SpoolLocked
 from billing.events import UsageEvent
 from billing.spool.damage import Examination, Span
+from billing.spool.files import create_anew, read_file, sync_folder
 from billing.spool.format import (
     CloseRecord,
     OpenAttempt,
@@ -45,6 +46,8 @@ from billing.spool.quarantine import Context, Quarantine, Reason, name_of
 log = logging.getLogger(__name__)
 
 LOCK_RETRY_S = 0.05
+MAX_POSITION = 2**62
+"""No file has more bytes."""
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -175,7 +178,7 @@ class SpoolDirectory:
         try:
             _write(fd, start)
             os.fdatasync(fd)
-            _sync_directory(self.path)
+            sync_folder(self.path)
         except OSError:
             os.close(fd)
             name.unlink()
@@ -222,7 +225,7 @@ class SpoolDirectory:
         older one ships events again, which are booked once.
         """
         temporary = self.path / "cursor.new"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = create_anew(temporary)
         try:
             _write(fd, msgspec.json.encode(_StoredCursor.of(batch.end)))
         finally:
@@ -273,7 +276,7 @@ class SpoolDirectory:
         open_attempts: dict[str, OpenAttempt] = {}
         numbers = sorted(int(name.stem) for name in self.path.glob("[0-9]" * 8 + ".log"))
         for number in numbers:
-            self.sizes[number] = self._segment_path(number).stat().st_size
+            self.sizes[number] = self._segment_path(number).lstat().st_size
         if numbers:
             self._cut_torn_end(numbers[-1])
         ended: set[str] = set()
@@ -359,23 +362,21 @@ class SpoolDirectory:
         if not events:
             return
         path, beside = self._segment_path(number), self.path / "repaired.new"
-        data = path.read_bytes() + b"".join(frame(CloseRecord(event)) for event in events)
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        data = read_file(path) + b"".join(frame(CloseRecord(event)) for event in events)
+        fd = create_anew(beside)
         try:
             _write(fd, data)
             os.fsync(fd)
         finally:
             os.close(fd)
         beside.replace(path)
-        _sync_directory(self.path)
+        sync_folder(self.path)
         self.sizes[number] = len(data)
         self._num_repaired += len(events)
 
     def _read(self, number: int, start: int, end: int | None) -> bytes:
         """Read a part of a segment: it is large, and read twice a second."""
-        with self._segment_path(number).open("rb") as file:
-            file.seek(start)
-            return file.read(-1 if end is None else max(0, end - start))
+        return read_file(self._segment_path(number), start, end)
 
     def _keep_live_damage(
         self, number: int, placed: PlacedRecord, data: bytes, offset: int
@@ -424,15 +425,21 @@ def read_cursor(path: Path) -> Position:
     Raises: MsgspecError, ValueError, OSError.
     """
     try:
-        data = (path / "cursor").read_bytes()
+        data = read_file(path / "cursor")
     except FileNotFoundError:
         return Position(0, 0)
     if data.startswith(b"["):  # of a version that stored no checksum
-        return msgspec.json.decode(data, type=Position)
+        return _checked(msgspec.json.decode(data, type=Position))
     stored = msgspec.json.decode(data, type=_StoredCursor)
     position = Position(stored.segment, stored.offset)
     if stored != _StoredCursor.of(position):
         raise msgspec.ValidationError("its checksum differs")
+    return _checked(position)
+
+
+def _checked(position: Position) -> Position:
+    if not all(0 <= number <= MAX_POSITION for number in position):
+        raise msgspec.ValidationError("it lies in no file")
     return position
 
 
@@ -458,7 +465,7 @@ def read_spool(path: Path) -> Iterator[tuple[UsageEvent, bool] | UnexaminedDamag
     quarantine = Quarantine(path.parent)
     for segment in sorted(path.glob("[0-9]" * 8 + ".log")):
         try:
-            data = segment.read_bytes()
+            data = read_file(segment)
         except FileNotFoundError:
             continue
         for placed in scan(data):
@@ -488,7 +495,8 @@ def _lock(path: Path, wait_s: float) -> int:
     while True:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(path / "lock", flags, 0o600)
         except (FileExistsError, FileNotFoundError):
             if path.exists() and not path.is_dir():
                 raise
@@ -517,11 +525,3 @@ def _write(fd: int, data: bytes | bytearray) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

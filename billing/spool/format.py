@@ -155,7 +155,7 @@ def decode_payload(payload: bytes) -> Record | None:
     """Return the record that a payload holds, whatever its checksum; None: it holds none."""
     try:
         record: Record = _decoder.decode(payload)
-    except (msgspec.MsgspecError, ValueError, AssertionError):
+    except (msgspec.MsgspecError, ValueError, AssertionError, RecursionError):
         return None
     return record
 

@@ -19,6 +19,7 @@ from zlib import crc32
 
 import msgspec
 
+from billing.spool.files import create_anew, read_file, sync_folder
 from billing.spool.format import Checkpoint, OpenAttempt
 
 FOLDER = "quarantine"
@@ -67,7 +68,7 @@ class Quarantine:
         folder = self._resolved if resolved else self.folder
         for name in _names(folder):
             try:
-                yield QuarantinedRecord(name, (folder / name).read_bytes(), _context(folder, name))
+                yield QuarantinedRecord(name, read_file(folder / name), _context(folder, name))
             except FileNotFoundError:
                 continue  # it was resolved meanwhile
 
@@ -77,7 +78,7 @@ class Quarantine:
             return None
         for folder in (self.folder, self._resolved):
             if (folder / name).is_file():
-                data, context = (folder / name).read_bytes(), _context(folder, name)
+                data, context = read_file(folder / name), _context(folder, name)
                 if folder == self.folder and context.outcome != "unresolved":
                     context = msgspec.structs.replace(context, outcome="unresolved")
                 return QuarantinedRecord(name, data, context)
@@ -123,8 +124,8 @@ class Quarantine:
         except FileNotFoundError:
             pass  # a resolution that was cut short had come so far
         (self.folder / f"{entry.name}{CONTEXT}").unlink(missing_ok=True)
-        _sync(self._resolved)
-        _sync(self.folder)
+        sync_folder(self._resolved)
+        sync_folder(self.folder)
 
 
 def name_of(spool: str, where: str, data: bytes, suffix: str) -> str:
@@ -142,24 +143,16 @@ def _names(folder: Path) -> list[str]:
 
 def _context(folder: Path, name: str) -> Context:
     try:
-        return msgspec.json.decode((folder / f"{name}{CONTEXT}").read_bytes(), type=Context)
-    except (FileNotFoundError, msgspec.MsgspecError, ValueError):
+        return msgspec.json.decode(read_file(folder / f"{name}{CONTEXT}"), type=Context)
+    except (FileNotFoundError, msgspec.MsgspecError, ValueError, RecursionError):
         return Context(reason="refused" if name.endswith(".refused") else "damaged")
 
 
 def _write_whole(path: Path, data: bytes) -> None:
     beside = path.with_name(f"{path.name}.new")
-    with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+    with open(create_anew(beside), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync_folder(path.parent)

@@ -9,7 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from zlib import crc32
@@ -19,7 +19,7 @@ import pytest
 
 from billing.errors import SpoolBroken, SpoolFull
 from billing.events import Quantities, UsageEvent
-from billing.spool.directory import Position, SpoolDirectory
+from billing.spool.directory import Position, SpoolDirectory, read_spool
 from billing.spool.format import HEADER, MAGIC, CloseRecord, OpenRecord, frame, is_torn, scan
 from billing.spool.quarantine import Quarantine
 from billing.spool.spool import Spool
@@ -371,6 +371,76 @@ async def test_a_missing_segment_is_an_alarm(
     assert "segment 2 is missing" in caplog.text
 
 
+PLACES = ("00000001.log", "00000002.log", "cursor", "lock")
+STRANGERS: dict[str, Callable[[Path], object]] = {
+    "a folder": Path.mkdir,
+    "a pipe": os.mkfifo,
+    "a link to nothing": lambda path: path.symlink_to("/nowhere/at/all"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to a spool": lambda path: path.symlink_to(copied(path)),
+}
+
+
+def copied(path: Path) -> Path:
+    """Return a good segment, outside of the spool."""
+    other = path.parent.parent / "elsewhere"
+    other.write_bytes(frame(CloseRecord(an_event())))
+    return other
+
+
+@pytest.mark.parametrize("make", STRANGERS.values(), ids=STRANGERS)
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_no_file_is_refused_by_its_path(
+    tmp_path: Path, place: str, make: Callable[[Path], object]
+) -> None:
+    spool = tmp_path / "spool" / "w"
+    spool.mkdir(parents=True)
+    make(spool / place)
+    if place == "lock" and (spool / place).is_fifo():
+        return  # it locks as well as a file
+    with pytest.raises(OSError, match=str(spool)):
+        SpoolDirectory(spool, lock_wait_s=0)
+    if place != "lock":
+        with pytest.raises(OSError, match=str(spool)):
+            list(read_spool(spool))
+
+
+@pytest.mark.parametrize("name", ["cursor.new", "repaired.new"])
+@pytest.mark.parametrize("make", [os.mkfifo, STRANGERS["a link to a spool"]])
+def test_what_lies_where_a_file_is_made_gives_way(
+    tmp_path: Path, name: str, make: Callable[[Path], object]
+) -> None:
+    spool = tmp_path / "spool" / "w"
+    spool.mkdir(parents=True)
+    (spool / "00000001.log").write_bytes(frame(CloseRecord(an_event())))
+    make(spool / name)
+    directory = SpoolDirectory(spool, lock_wait_s=0)
+    directory.commit(directory.read_closed(10, directory.durable_end))
+    directory.release()
+    assert (spool / "cursor").is_file() and not (spool / "cursor").is_symlink()
+
+
+def test_a_record_that_is_nested_too_deep_is_damage() -> None:
+    payload = b"\x82\xa1t\xa5close\xa1z" + b"\x91" * 200_000 + b"\xc0"
+    length = len(payload)
+    head = HEADER.pack(MAGIC, length, crc32(payload, crc32(length.to_bytes(4, "big"))))
+    good = frame(CloseRecord(an_event()))
+    records = [placed.record is None for placed in scan(head + payload + good)]
+    assert records == [True, False]
+
+
+@pytest.mark.parametrize("cursor", [b"[1,-5]", b"[-1,0]", b"[1,%d]" % 2**70, b"[" * 100_000])
+def test_a_cursor_in_no_file_ships_again(tmp_path: Path, cursor: bytes) -> None:
+    spool = tmp_path / "spool" / "w"
+    spool.mkdir(parents=True)
+    (spool / "00000001.log").write_bytes(frame(CloseRecord(an_event())))
+    (spool / "cursor").write_bytes(cursor)
+    directory = SpoolDirectory(spool, lock_wait_s=0)
+    assert len(directory.read_closed(10, directory.durable_end).events) == 1
+    directory.release()
+
+
 async def test_a_cursor_that_cannot_be_read_ships_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -436,7 +506,7 @@ async def test_a_directory_that_cannot_be_made_is_let_go(tmp_path: Path) -> None
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "00000001.log").mkdir()
     for _ in range(2):
-        with pytest.raises(IsADirectoryError):
+        with pytest.raises(OSError, match="not a regular file"):
             await Spool.open(tmp_path / "s", lock_wait_s=0)
     assert Position(1, 5) < Position(2, 0)
 
