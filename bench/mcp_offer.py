@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.tools.record import record
 from gateway.mcp.admin.pins_admin import SCANNED, compared
-from gateway.routes.mcp.pins import to_offer
+from gateway.routes.mcp.pins import page_of, to_offer
 from mcp_bridge.pinning import ApprovedPins, offer_of
 from mcp_bridge.trust.scan import LabelledPin, known_suspicions
 from mcp_bridge.upstream.upstream import ServerConfig
@@ -75,7 +75,7 @@ def stages(tools: list[dict[str, Any]]) -> dict[str, float]:
     now = [{**each, "description": f"{each['description']} More."} for each in tools]
     pin_s, offer = timed(lambda: offer_of(("tool", each) for each in now))
     compare_s, seen = timed(lambda: compared(CONFIG, ApprovedPins(before.pins), offer, others))
-    page_s, _ = timed(lambda: to_offer(seen))
+    page_s, _ = timed(lambda: to_offer(seen, page_of(seen)))
     all_s, _ = timed(lambda: sum(1 for _ in seen.found()))
     return {"pin": pin_s, "compare": compare_s, "first page": page_s, "all": all_s + page_s}
 

@@ -80,13 +80,14 @@ async def show_page(
     pins: PinsAdmin, seen: ServerOffer, query: McpOfferQuery = FIRST_PAGE
 ) -> McpServerOffer:
     """Compare a page by meaning, too, where a model is at hand. Raises: InvalidField."""
-    first, end = page_of(seen, query)
-    compared = await pins.compare(seen.waits[first:end])
-    return await asyncio.to_thread(to_offer, seen, query, compared)
+    span = await asyncio.to_thread(page_of, seen, query)
+    compared = await pins.compare(seen.waits[slice(*span)])
+    return await asyncio.to_thread(to_offer, seen, span, compared)
 
 
-def page_of(seen: ServerOffer, query: McpOfferQuery) -> tuple[int, int]:
-    """Return where a page begins and ends. Raises: InvalidField."""
+def page_of(seen: ServerOffer, query: McpOfferQuery = FIRST_PAGE) -> tuple[int, int]:
+    """Return where a page begins and ends; hashes every change before it, so it runs in a thread.
+    Raises: InvalidField."""
     first = 0
     if query.after is not None:
         cursors = (at for at, one in enumerate(seen.waits, 1) if cursor_of(one) == query.after)
@@ -99,11 +100,10 @@ def page_of(seen: ServerOffer, query: McpOfferQuery) -> tuple[int, int]:
 
 
 def to_offer(
-    seen: ServerOffer, query: McpOfferQuery = FIRST_PAGE, compared: Comparison | None = None
+    seen: ServerOffer, span: tuple[int, int], compared: Comparison | None = None
 ) -> McpServerOffer:
-    """Compare each change of a page to the byte, and scan it; runs in a thread. Raises:
-    InvalidField."""
-    first, end = page_of(seen, query)
+    """Compare each change of a page (`page_of`) to the byte, and scan it; runs in a thread."""
+    first, end = span
     meant = {} if compared is None else compared.findings
     page = [
         to_change(change, findings + (meant.get(change.now.digest, ()) if change.now else ()))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from gateway.mcp.admin import pins_admin
 from gateway.mcp.admin.pins_admin import chosen, compared
-from gateway.routes.mcp.pins import to_offer
+from gateway.routes.mcp import pins
+from gateway.routes.mcp.pins import page_of, to_offer
 from gateway.tenancy.errors import InvalidField
 from gateway.wire.admin.mcp_pins import McpOfferQuery
 from mcp_bridge.pinning import ApprovedPins, Offer, offer_of
 from mcp_bridge.trust import scan
+from mcp_bridge.trust.meaning import Comparison
 from mcp_bridge.trust.scan import LabelledPin, scan_together
 from mcp_bridge.upstream.upstream import ServerConfig
 
@@ -40,14 +43,14 @@ def test_a_page_scans_no_more_than_it_shows(monkeypatch: pytest.MonkeyPatch) -> 
     names: list[str] = []
     query = McpOfferQuery(limit=500)
     for pages in range(1, 4):
-        page = to_offer(seen, query)
+        page = to_offer(seen, page_of(seen, query))
         assert (page.waiting, page.digest) == (MANY + 1, seen.digest)
         names += [change.name for change in page.changes if change.kind == "tool"]
         assert scanned == names
         assert (page.next is None) == (pages == 3)
         query = McpOfferQuery(limit=500, after=page.next)
     assert names == [f"t{at:04}" for at in range(MANY)]
-    to_offer(seen)
+    to_offer(seen, page_of(seen))
     assert len(chosen(seen.found(), None)) == MANY + 1
     assert len(scanned) == MANY, "what is known to the byte is not read again"
 
@@ -58,7 +61,7 @@ def test_a_page_of_large_things_is_shorter() -> None:
     seen = compared(CONFIG, ApprovedPins(), offer)
     sizes, query = [], McpOfferQuery()
     while True:
-        page = to_offer(seen, query)
+        page = to_offer(seen, page_of(seen, query))
         sizes.append(len(page.changes))
         if page.next is None:
             break
@@ -66,10 +69,30 @@ def test_a_page_of_large_things_is_shorter() -> None:
     assert sum(sizes) == 7 and max(sizes) <= 4
 
 
+async def test_a_page_is_found_once_and_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[int] = []
+
+    class NoModel:
+        async def compare(self, changes: Any) -> Comparison:
+            return Comparison(note=f"{len(changes)} were asked about")
+
+    def found(seen: Any, query: Any) -> tuple[int, int]:
+        threads.append(threading.get_ident())
+        return page_of(seen, query)
+
+    monkeypatch.setattr(pins, "page_of", found)
+    admin: Any = NoModel()
+    page = await pins.show_page(admin, compared(CONFIG, ApprovedPins(), offered(3)))
+    assert (len(page.changes), page.notes) == (4, ["4 were asked about"])
+    assert len(threads) == 1 and threads[0] != threading.get_ident()
+
+
 def test_a_cursor_of_something_else_is_refused_by_name() -> None:
     seen = compared(CONFIG, ApprovedPins(), offered(3))
     with pytest.raises(InvalidField) as refused:
-        to_offer(seen, McpOfferQuery(after="f" * 32))
+        page_of(seen, McpOfferQuery(after="f" * 32))
     assert refused.value.param == "after"
 
 
