@@ -10,11 +10,13 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import httpx
 import msgspec
+import redis.asyncio
+import sqlalchemy as sa
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -25,6 +27,7 @@ from gateway.auth.oauth.clients.store import CreatedClient, create_client
 from gateway.db import tenant
 from gateway.secret import Secret
 from gateway.settings.load import load
+from gateway.tenancy.member_tables import users
 from tests.gateway.auth.conftest import ACTOR, Clock, Tenant
 
 ISSUER = "https://tollgate.example"
@@ -62,6 +65,17 @@ async def live_app(
             services = msgspec.structs.replace(services, authorization=desk)
         app.state.services = services
         yield app
+
+
+class SharedApplication(NamedTuple):
+    """An application that serves many tests, its time, and what it stands on."""
+
+    app: Litestar
+    clock: Clock
+    db: AsyncEngine
+    tenant_db: AsyncEngine
+    system_db: AsyncEngine
+    redis: redis.asyncio.Redis
 
 
 def desk_of(app: Litestar) -> Authorization:
@@ -133,3 +147,19 @@ async def consent(
 ) -> httpx.Response:
     assert shown.status_code == 200, shown.text
     return await browser.post("/oauth/authorize", data={**hidden(shown.text), "decision": decision})
+
+
+async def with_password(app: Litestar, db: AsyncEngine, tenant: Tenant) -> Tenant:
+    """Let the tenant's user sign in."""
+    hashed = await desk_of(app).passwords.hash(PASSWORD)
+    async with db.begin() as conn:
+        owner = sa.update(users).where(users.c.id == tenant.user_id)
+        await conn.execute(owner.values(password_hash=hashed))
+    return tenant
+
+
+async def at_the_account(browser: httpx.AsyncClient, tenant: Tenant) -> httpx.AsyncClient:
+    """Sign in, and end at the page of one's account."""
+    done = await sign_in(browser, "/oauth/login", org=tenant.org_name, email=tenant.email)
+    assert done.headers["location"] == "/oauth/account"
+    return browser

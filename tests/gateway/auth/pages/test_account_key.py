@@ -43,7 +43,9 @@ async def test_an_owner_makes_a_key_that_administers(
     (found,) = listed.json()["data"]
     assert (found["name"], found["owner"]["id"]) == ("mine", ada.user_id)
     async with db.connect() as conn:
-        entry = sa.select(entries).where(entries.c.action == "api_key.created")
+        entry = sa.select(entries).where(
+            entries.c.action == "api_key.created", entries.c.org_id == ada.org_id
+        )
         (written,) = await conn.execute(entry)
     assert (written.actor_kind, written.actor_id) == ("user", ada.user_id)
 

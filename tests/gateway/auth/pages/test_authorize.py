@@ -142,7 +142,11 @@ async def test_a_denial_is_an_answer_and_nothing_is_remembered(
         "iss": ISSUER,
     }
     async with db.connect() as conn:
-        assert (await conn.execute(sa.select(oauth_consents))).all() == []
+        assert (
+            await conn.execute(
+                sa.select(oauth_consents).where(oauth_consents.c.org_id == ada.org_id)
+            )
+        ).all() == []
     async with tenant(tenant_db, ada.org_id) as conn:
         assert (await conn.execute(select_grants(ada.org_id))).all() == []
 
@@ -359,8 +363,8 @@ async def test_a_resource_and_a_client_are_for_the_users_of_their_org(
     assert answer_of(none)["error"] == "login_required"
     sent = await signed_in.get(authorize_url(query_of(theirs.id)))
     shown = await signed_in.get(sent.headers["location"])
-    assert "<strong>other</strong>" in shown.text and 'name="org"' not in shown.text
-    wrong = await sign_in(signed_in, sent.headers["location"], email=ada.email, org="acme")
+    assert f"<strong>{other.org_name}</strong>" in shown.text and 'name="org"' not in shown.text
+    wrong = await sign_in(signed_in, sent.headers["location"], email=ada.email, org=ada.org_name)
     assert wrong.status_code == 403, "an account of acme is none of other"
     crossed = await signed_in.get(
         authorize_url(query_of(client.id, resource=f"{ISSUER}/mcp/{other.org_id}"))
@@ -436,7 +440,7 @@ async def test_a_consent_counts_only_from_its_own_page(
         broken = await signed_in.post("/oauth/authorize", content=text.encode(), headers=kind)
         assert broken.status_code == 403
     async with new_browser(app) as another:
-        await sign_in(another, "/oauth/login", org="acme", email=ada.email)
+        await sign_in(another, "/oauth/login", org=ada.org_name, email=ada.email)
         stolen = await another.post("/oauth/authorize", data=form)
         assert stolen.status_code == 403, "bound to the browser it was shown in"
     assert "code" in answer_of(await post(form))

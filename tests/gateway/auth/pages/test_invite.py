@@ -55,7 +55,7 @@ async def test_an_invite_is_accepted_once_and_its_user_signed_in(
     assert (await browser.get(url)).status_code == 404
     again = await browser.post("/invites/accept", data={**form, "password": PASSWORD})
     assert again.status_code in (403, 404)
-    back = await sign_in(browser, "/oauth/login", org="acme", email="bob@acme.example")
+    back = await sign_in(browser, "/oauth/login", org=ada.org_name, email="bob@acme.example")
     assert back.status_code == 303
 
 

@@ -47,7 +47,7 @@ async def test_a_session_is_a_new_cookie_that_only_this_host_over_tls_can_read(
 ) -> None:
     await browser.get("/oauth/login")
     before = browser.cookies[SESSION]
-    done = await sign_in(browser, "/oauth/login", org="acme", email=ada.email.upper())
+    done = await sign_in(browser, "/oauth/login", org=ada.org_name, email=ada.email.upper())
     for header in done.headers.get_list("set-cookie"):
         low = header.lower()
         assert header.startswith("__Host-") and "secure" in low and "httponly" in low
@@ -55,7 +55,11 @@ async def test_a_session_is_a_new_cookie_that_only_this_host_over_tls_can_read(
     assert browser.cookies[SESSION] != before, "nobody can plant theirs"
     assert await is_signed_in(browser)
     async with db.connect() as conn:
-        rows = (await conn.execute(sa.select(oauth_sessions))).all()
+        rows = (
+            await conn.execute(
+                sa.select(oauth_sessions).where(oauth_sessions.c.org_id == ada.org_id)
+            )
+        ).all()
     assert len(rows) == 1 and browser.cookies[SESSION] not in str(rows)
 
 
@@ -64,12 +68,12 @@ async def test_whatever_is_wrong_the_answer_is_the_same(
 ) -> None:
     texts = set()
     for fields in (
-        {"org": "acme", "email": ada.email, "password": "wrong password"},
-        {"org": "acme", "email": "nobody@acme.example"},
+        {"org": ada.org_name, "email": ada.email, "password": "wrong password"},
+        {"org": ada.org_name, "email": "nobody@acme.example"},
         {"org": "other", "email": ada.email},
         {"org": "nowhere", "email": ada.email},
         {"org": "other", "email": other.email},
-        {"org": "acme", "email": ada.email, "password": "x" * 257},
+        {"org": ada.org_name, "email": ada.email, "password": "x" * 257},
     ):
         refused = await sign_in(browser, "/oauth/login", **fields)
         assert refused.status_code == 403 and "set-cookie" not in refused.headers
@@ -77,7 +81,7 @@ async def test_whatever_is_wrong_the_answer_is_the_same(
         texts.add(refused.text.partition('role="alert">')[2].partition("<")[0])
     assert len(texts) == 1
     assert not await is_signed_in(browser)
-    long = {"org": "acme", "email": "x" * 400}
+    long = {"org": ada.org_name, "email": "x" * 400}
     assert (await sign_in(browser, "/oauth/login", **long)).status_code == 403
 
 
@@ -136,23 +140,23 @@ async def test_guessing_is_bounded_but_locks_nobody_out_where_they_got_in(
 ) -> None:
     # The first wait is of a second, which a busy machine takes for one guess.
     monkeypatch.setattr(throttle, "PAIR", msgspec.structs.replace(PAIR, first_s=60.0))
-    fields: dict[str, Any] = {"org": "acme", "email": ada.email, "password": "wrong password"}
+    fields: dict[str, Any] = {"org": ada.org_name, "email": ada.email, "password": "wrong password"}
     async with new_browser(app, address="203.0.113.9") as stranger:
         codes = [
             (await sign_in(stranger, "/oauth/login", **fields)).status_code
             for _ in range(PAIR.free + 2)
         ]
         assert codes == [403] * PAIR.free + [429] * 2
-        right = await sign_in(stranger, "/oauth/login", org="acme", email=ada.email)
+        right = await sign_in(stranger, "/oauth/login", org=ada.org_name, email=ada.email)
         assert right.status_code == 429, "not even with the right one: it could be a guess"
         assert int(right.headers["retry-after"]) >= 1
     assert await is_signed_in(signed_in), "a session goes on"
     async with new_browser(app) as at_home:
-        done = await sign_in(at_home, "/oauth/login", org="acme", email=ada.email)
+        done = await sign_in(at_home, "/oauth/login", org=ada.org_name, email=ada.email)
         assert done.status_code == 303, "the owner's own address"
     async with new_browser(app, address="203.0.113.9") as neighbour:
         neighbour.cookies = signed_in.cookies
-        done = await sign_in(neighbour, "/oauth/login", org="acme", email=ada.email)
+        done = await sign_in(neighbour, "/oauth/login", org=ada.org_name, email=ada.email)
         assert done.status_code == 303, "the owner's own browser, beside the stranger"
 
 
@@ -161,7 +165,7 @@ async def test_a_password_that_changes_while_it_is_checked_is_wrong(
 ) -> None:
     desk = desk_of(app)
     where = LoginOrigin(address=None, request_id=None, device_cookie=None)
-    asked = {"org": "acme", "email": ada.email, "password": PASSWORD}
+    asked = {"org": ada.org_name, "email": ada.email, "password": PASSWORD}
     done = await desk.login.by_password(**asked, origin=where)
     assert repr(done) == f"SignedIn({ada.user_id})", "its cookies reach no log"
     changed, verify = await desk.passwords.hash("another password"), desk.passwords.verify
@@ -194,7 +198,7 @@ async def test_a_session_ends_by_logout_by_time_by_a_new_password_and_with_its_u
     clock: Clock,
 ) -> None:
     async def again() -> None:
-        await sign_in(signed_in, "/oauth/login", org="acme", email=ada.email)
+        await sign_in(signed_in, "/oauth/login", org=ada.org_name, email=ada.email)
         assert await is_signed_in(signed_in)
 
     cookie = signed_in.cookies[SESSION]
@@ -215,7 +219,9 @@ async def test_a_session_ends_by_logout_by_time_by_a_new_password_and_with_its_u
         assert session is not None
         for _ in range(2):  # by two tabs at once
             await end_session(conn, session, actor=ACTOR)
-        outs = sa.select(sa.func.count()).where(entries.c.action == "logout.succeeded")
+        outs = sa.select(sa.func.count()).where(
+            entries.c.action == "logout.succeeded", entries.c.org_id == ada.org_id
+        )
         assert await conn.scalar(outs) == 2, "one for each session"
     assert not await is_signed_in(signed_in)
     await again()
@@ -235,7 +241,7 @@ async def test_a_login_form_counts_only_in_the_browser_that_was_shown_it(
     app: Litestar, browser: httpx.AsyncClient, ada: Tenant
 ) -> None:
     shown = await browser.get("/oauth/login")
-    form = {**hidden(shown.text), "org": "acme", "email": ada.email, "password": PASSWORD}
+    form = {**hidden(shown.text), "org": ada.org_name, "email": ada.email, "password": PASSWORD}
     async with new_browser(app) as victim:
         planted = await victim.post("/oauth/login", data=form)
         assert planted.status_code == 403 and not await is_signed_in(victim)
@@ -250,7 +256,7 @@ async def test_a_login_leads_nowhere_but_to_our_own_pages(
         shown = await browser.get(f"/oauth/login?{query}")
         assert shown.status_code == 400
     form = hidden((await browser.get("/oauth/login")).text)
-    sent = {**form, "org": "acme", "email": ada.email, "password": PASSWORD}
+    sent = {**form, "org": ada.org_name, "email": ada.email, "password": PASSWORD}
     refused = await browser.post("/oauth/login", data={**sent, "request": "https://evil.example"})
     assert refused.status_code == 400 and "location" not in refused.headers
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import pytest
 import sqlalchemy as sa
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -28,6 +27,7 @@ from tests.gateway.auth.browsing import (
     query_of,
 )
 from tests.gateway.auth.conftest import ACTOR, Tenant
+from tests.shared_application import on_one_loop
 
 DOCUMENT: dict[str, Any] = {"client_name": "Agent", "redirect_uris": [CALLBACK]}
 CLIENTS = "/v1/admin/oauth/clients"
@@ -59,7 +59,7 @@ async def test_a_client_registers_reads_itself_and_leaves(
 
 
 async def test_a_registered_client_gets_to_a_user_by_consent(
-    signed_in: httpx.AsyncClient, db: AsyncEngine
+    signed_in: httpx.AsyncClient, ada: Tenant, db: AsyncEngine
 ) -> None:
     made = (await signed_in.post("/oauth/register", json=DOCUMENT)).json()
     assert made["client_secret"].startswith("tg-secret-") and made["client_secret_expires_at"] == 0
@@ -73,8 +73,12 @@ async def test_a_registered_client_gets_to_a_user_by_consent(
     token = {"authorization": f"Bearer {made['registration_access_token']}"}
     assert (await signed_in.delete(uri, headers=token)).status_code == 204
     async with db.connect() as conn:
-        (grant,) = await conn.execute(sa.select(oauth_grants))
-        (told,) = await conn.execute(sa.select(revocations))
+        (grant,) = await conn.execute(
+            sa.select(oauth_grants).where(oauth_grants.c.org_id == ada.org_id)
+        )
+        (told,) = await conn.execute(
+            sa.select(revocations).where(revocations.c.org_id == ada.org_id)
+        )
     assert grant.revoked_because == "client_archived", "what it was allowed leaves with it"
     assert (told.kind, told.subject, told.org_id) == ("client", made["client_id"], grant.org_id)
 
@@ -113,7 +117,7 @@ async def test_an_address_registers_a_bounded_number(app: Litestar) -> None:
         assert (await there.post("/oauth/register", json=DOCUMENT)).status_code == 201
 
 
-@pytest.fixture
+@on_one_loop()
 async def admin(app: Litestar, tenant_db: AsyncEngine, ada: Tenant) -> AsyncIterator[Any]:
     """Calls with a key of administration."""
     async with as_key(app, tenant_db, ada, "admin:*") as made:

@@ -40,7 +40,7 @@ async def listed(app: Litestar, tenant_db: AsyncEngine, ada: Tenant, issuer: Fak
     rules = Rules(
         name="Example & Sons",
         issuer=ISSUER,
-        audience="api://acme",
+        audience=f"api://{ada.org_name}",
         project_id=ada.project_id,
         default_role="reader",
         client_id="ours",
