@@ -36,7 +36,7 @@ from gateway.cli.tenancy import all_orgs, orgs, projects, show_header
 from gateway.cli.users import users
 from gateway.principal import KEY_LANES, KEY_LIMIT_NAMES
 from gateway.settings.file import Flags, SettingsError
-from gateway.settings.load import Settings, load, restore
+from gateway.settings.load import Settings, is_text, load, restore
 
 if TYPE_CHECKING:
     from gateway.tenancy.keys.keys import CreatedKey, KeyRow
@@ -58,6 +58,9 @@ MODEL = (
 
 def main() -> None:
     """Run the console script."""
+    for argument in sys.argv[1:]:
+        if not is_text(argument):
+            refuse(f"{argument[:200]!r}: not UTF-8", status=2)
     try:
         tollgate(prog_name="tollgate")
     except SettingsError as error:
@@ -147,7 +150,10 @@ def worker_process(worker_id: str, settings_file: Path, listen_fd: int, ready_fd
     from gateway.app import worker
     from gateway.home import Home
 
-    settings = restore(settings_file)
+    try:
+        settings = restore(settings_file)
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        refuse(f"--settings: {type(error).__name__}: {error}", status=2)
     worker.run(
         settings,
         socket.socket(fileno=listen_fd),

@@ -174,14 +174,15 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             continue
         if variable not in known:
             raise SettingsError(f"{variable}: unknown; known are {', '.join(sorted(known))}")
-        if not _is_text(value):
+        if not is_text(value):
             raise SettingsError(f"{variable}: not UTF-8")
         if value:
             found[known[variable]] = value
     return found
 
 
-def _is_text(value: str) -> bool:
+def is_text(value: str) -> bool:
+    """Tell whether a variable or an argument of this process was UTF-8."""
     try:
         value.encode()
     except UnicodeEncodeError:

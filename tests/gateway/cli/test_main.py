@@ -124,6 +124,11 @@ def test_the_engine_gets_its_arguments_untouched() -> None:
         (("up", "--config", "no.toml"), {}, "config: no.toml does not exist"),
         (("up", "--model", "./no/model"), {}, "model model: "),
         (("gateway",), {}, "database_url: set TOLLGATE_DATABASE_URL"),
+        (
+            ("worker", "--id=x", "--listen-fd=0", "--ready-fd=0", "--settings=no.json"),
+            {},
+            "--settings: FileNotFoundError: ",
+        ),
         (("keys", "list"), {"TOLLGATE_PORT": "x"}, "TOLLGATE_PORT: expected `int`"),
         (("keys", "list"), {}, "home: "),
         (("keys", "create", "--name", "x"), {}, "home: "),
@@ -157,6 +162,7 @@ def test_a_mistake_is_one_line(
     ("arguments", "environ", "line"),
     [
         (("keys", "list"), {"TOLLGATE_PORT": "x"}, "TOLLGATE_PORT: expected `int`"),
+        (("orgs", "create", "--name", "\udcff"), {}, r"'\udcff': not UTF-8"),
         (
             ("up", "--model", "no/model"),
             {"HF_HUB_OFFLINE": "1"},
