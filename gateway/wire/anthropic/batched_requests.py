@@ -18,7 +18,7 @@ from gateway.request_errors import BadField
 from gateway.wire.shared.refusals import BROKEN_JSON, to_bad_value
 
 FIELD = "requests"
-CUSTOM_ID = r"^[a-zA-Z0-9_-]{1,64}$"
+CUSTOM_ID = r"^[a-zA-Z0-9_-]{1,64}\Z"
 MAX_REQUESTS = 100_000
 MAX_BODY_BYTES = 256 * 1024 * 1024
 MAX_KEY_BYTES = 256

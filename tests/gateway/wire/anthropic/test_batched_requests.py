@@ -92,6 +92,7 @@ def test_bytes_are_refused_as_a_whole_reader_refuses_them(found: bytes, cuts: li
         (b'{"request":[]}', "request"),
         (b'{"' + b"x" * 300, None),
         (b'{"requests":[{"custom_id":1,"params":{}}]}', "requests[0].custom_id"),
+        (rb'{"requests":[{"custom_id":"a\n","params":{}}]}', "requests[0].custom_id"),
         (b'{"requests":[{"custom_id":"a","params":"\xff"}]}', "requests[0].params"),
         (b'{"requests":[{"custom_id":"\xff","params":{}}]}', "requests[0]"),
         (b'{"requests":[{"custom_id":"a","params":{]}]}', "requests[0]"),
