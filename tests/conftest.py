@@ -23,6 +23,8 @@ import argon2
 import httpcore2
 import pytest
 import redis.asyncio
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from argon2.profiles import CHEAPEST
 from hypothesis import HealthCheck, settings
 from sqlalchemy import Engine, util
@@ -158,6 +160,23 @@ def compiled_once() -> Iterator[None]:
         patch.setattr(PGDialect_asyncpg, "__hash__", lambda dialect: hash(type(dialect)))
         patch.setattr(Engine, "_compiled_cache", the_same, raising=False)
         patch.setattr(util, "get_cls_kwargs", cache(util.get_cls_kwargs))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def migrations_read_once() -> Iterator[None]:
+    """Import a folder's migrations once in a process: each start of an installation reads all."""
+    read: dict[str | None, ScriptDirectory] = {}
+    from_config = ScriptDirectory.from_config
+
+    def known(config: Config) -> ScriptDirectory:
+        folder = config.get_main_option("script_location")
+        if folder not in read:
+            read[folder] = from_config(config)
+        return read[folder]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptDirectory, "from_config", known)
         yield
 
 
