@@ -10,7 +10,7 @@ TESTERS ?= 3
 # Those by which every branch of gateway/auth runs: the tracer, which doubles what a test takes, sees no others.
 AUTH := tests/gateway/auth tests/gateway/audit/test_by_itself.py \
   $(addprefix tests/gateway/routes/,asgi/test_cors.py shared/test_guards.py)
-SUITE := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(TESTERS) --dist worksteal
+SUITE := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(TESTERS)
 AUTH_COVERAGE := --cov=gateway/auth --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check

@@ -30,6 +30,7 @@ from hypothesis import HealthCheck, settings
 from sqlalchemy import Engine, util
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.ext.asyncio import AsyncEngine
+from xdist.scheduler import LoadScopeScheduling
 
 from gateway.auth.login import passwords
 from gateway.db import create_engine
@@ -60,6 +61,7 @@ settings.register_profile(
 settings.load_profile("shared cores")
 
 
+SERVED_BY_ONE_STACK = ("tests/journeys", "tests/journeys/served_models")
 SEED = os.environ.get("SUITE_ORDER")
 """If set, it seeds a random order of the files and of the tests within each file."""
 
@@ -76,6 +78,22 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_report_header() -> list[str]:
     return [f"budget: {'nightly' if NIGHTLY else 'small'}; order: {SEED or 'as written'}"]
+
+
+class FilesTogether(LoadScopeScheduling):
+    """Runs the tests of a file one after the other in one process, and those of all files that a
+    folder's one Tollgate serves: it is started once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path, _, _ = nodeid.partition("::")
+        folder, _, _ = path.rpartition("/")
+        return folder if folder in SERVED_BY_ONE_STACK else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogether:
+    config.option.loadscopereorder = False  # those with long tests come first
+    return FilesTogether(config, log)
 
 
 def shuffle(items: list[pytest.Item], draw: random.Random) -> None:

@@ -1,5 +1,5 @@
-"""An administrator with curl: docs/administration.md, as it stands there; and a code that twenty
-redeem at once, over two workers."""
+"""An administrator with curl: docs/administration.md, as it stands there; and over two workers a
+code that twenty redeem at once, and a key that is revoked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import httpx
 import psutil
@@ -25,6 +26,8 @@ from tests.gateway.auth.browsing import (
 from tests.stack import BIN, ROOT, Stack
 
 REDEEMED = 20
+FRESH_CONNECTIONS = 20
+REVOKED_WITHIN_S = 1.0
 
 
 def test_the_documented_calls_work_as_they_stand_there(stack: Stack) -> None:
@@ -118,3 +121,29 @@ async def test_of_twenty_who_redeem_a_code_over_two_workers_one_gets_a_token(sta
         while (await http.get("/v1/models", headers=bearer)).status_code != 401:
             assert time.monotonic() < until, "the reuse revoked the grant"
             await asyncio.sleep(0.05)
+
+
+async def test_a_revoked_key_is_refused_within_a_second_by_every_worker(stack: Stack) -> None:
+    made = stack.run("keys", "create", "--name", "short-lived")
+    key = next(word for word in made.split() if word.startswith("sk-tg-"))
+
+    async def statuses() -> set[int]:
+        """Return the statuses of as many fresh connections at once, so that both workers get
+        some."""
+        limits = httpx.Limits(max_keepalive_connections=0)
+        async with httpx.AsyncClient(limits=limits) as fresh:
+            headers = {"authorization": f"Bearer {key}"}
+            ask = partial(fresh.get, f"{stack.base_url}/v1/models", headers=headers)
+            answers = await asyncio.gather(*(ask() for _ in range(FRESH_CONNECTIONS)))
+        return {answer.status_code for answer in answers}
+
+    assert await statuses() == {200}
+    (row,) = (line for line in stack.run("keys", "list").splitlines() if "short-lived" in line)
+    key_id = next(word for word in row.split() if word.startswith("key_"))
+    stack.run("keys", "revoke", key_id)
+    revoked_at = time.monotonic()
+    while True:
+        asked_at = time.monotonic()
+        if (found := await statuses()) == {401}:
+            break
+        assert asked_at - revoked_at < REVOKED_WITHIN_S, found
