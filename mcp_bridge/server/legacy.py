@@ -98,6 +98,7 @@ class LegacyProtocol:
 
     async def close(self) -> None:
         await asyncio.gather(end_tasks(*self._calls.values()), self._tasks.close())
+        await self._tasks.close()  # what calls began as they ended
         await self.streams.close()
 
     # Sessions.
@@ -168,7 +169,7 @@ class LegacyProtocol:
             raise RpcError(INVALID_REQUEST, "id: a request with it is under way")
         if not self._places.take(*owners):
             raise RpcError(TOO_MANY, "Too many requests are under way", status=429)
-        stream = Stream(self._sessions, session, self._relay.worker, message["id"])
+        stream = Stream(self._sessions, session, self._relay.worker, message["id"], self._tasks)
         work = self._run(endpoint, session, message, stream)
         task = asyncio.get_running_loop().create_task(work)
         self._calls[key] = task

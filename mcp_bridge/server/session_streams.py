@@ -93,7 +93,7 @@ class SessionStreams:
         await self._relay.tell_all(ENDED, session=session.id, but=self._relay.worker)
         await self._sessions.streams.drop(session.id)
         self._leave(session.id)
-        stream = Stream(self._sessions, session, self._relay.worker, None)
+        stream = Stream(self._sessions, session, self._relay.worker, None, self.tasks)
         changed = asyncio.Event()
         self._listening[session.id] = (stream, changed)
         self.tasks.spawn(self._follow(endpoint, session, stream, changed))

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from foundation import sse
+from foundation.tasks import TaskSet
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import RESUMABLE_FROM
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RequestId, RpcError
@@ -38,18 +39,24 @@ DIGITS = re.compile("[0-9]{1,9}")
 class Stream:
     """A stream of events to a client.
 
-    `request_id` None: the stream of a session, outside of requests.
+    `request_id` None: the stream of a session, outside of requests. `tasks`: of who ends what is
+    still being written when it closes.
     """
 
     def __init__(
-        self, sessions: Sessions, session: Session, worker: str, request_id: RequestId | None
+        self,
+        sessions: Sessions,
+        session: Session,
+        worker: str,
+        request_id: RequestId | None,
+        tasks: TaskSet,
     ) -> None:
         self.name = secrets.token_hex(8)
         self.answer: Message | None = None
         """The answer, if it came before there was a stream."""
         self.primed = False
         self.ended = False
-        self._sessions, self._session = sessions, session
+        self._sessions, self._session, self._tasks = sessions, session, tasks
         self._head = StreamHead(worker, request_id)
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._waiting: deque[Message] = deque()
@@ -91,7 +98,7 @@ class Stream:
             self._writing.result()
             self._writing = None
         if self._writing is None:
-            self._writing = asyncio.get_running_loop().create_task(self._write())
+            self._writing = self._tasks.spawn(self._write())
 
     async def put(self, message: Message) -> None:
         """Say something, and wait until it is kept."""

@@ -19,7 +19,6 @@ from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 from openai import OpenAI
 
@@ -28,7 +27,7 @@ from tests.chaos.load import check_books
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange, chunk, usage_chunk
 from tests.journeys.reports import costs_pico, events, usage_of_today
 from tests.journeys.served_models.configuration import BIG_KEY
-from tests.journeys.upstreams import LiveUpstream, answers, good, live_upstreams
+from tests.journeys.upstreams import LiveUpstream, answers, askers, good, live_upstreams
 from tests.stack import BIN, Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.in_order]
@@ -125,13 +124,8 @@ def workers(stack: Stack) -> list[int]:
 
 def worker_in_front_of(stack: Stack, upstream: LiveUpstream) -> int:
     """The one worker with an open exchange; both may have idle connections."""
-    (exchange,) = upstream.exchanges
-    port = exchange.writer.get_extra_info("peername")[1]
-    (found,) = (
-        pid
-        for pid in workers(stack)
-        if any(c.laddr.port == port for c in psutil.Process(pid).net_connections("tcp"))
-    )
+    assert len(upstream.exchanges) == 1
+    (found,) = askers(stack, upstream)
     return found
 
 
@@ -419,7 +413,7 @@ def test_a_stop_ends_open_streams_in_bounded_time_bills_them_and_the_next_start_
     made = stack.client(api_key=stack.create_key(), max_retries=0)
     ask(made, "penny", max_tokens=3)
     known, before = stack.credentials, len(events(stack, "slow"))
-    stack.wait_metric("tollgate_spool_backlog_events", 0)
+    stack.wait_booked()
     used = {model: usage_of_today(client, models=[model]) for model in ("penny", "slow")}
     costs, balances = costs_pico(client), balances_of(stack)
     streams = [ask(client, stream=True) for _ in range(3)]

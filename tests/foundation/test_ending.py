@@ -85,6 +85,7 @@ async def test_a_bridge_that_closes_ends_calls_that_lose_a_cancellation(
             calling.cancel()  # that its client leaves ends no call
             await asyncio.wait((calling,))
         assert not client.bridge.legacy._calls
+        assert not [task for task in asyncio.all_tasks() if "Stream._write" in repr(task)]
 
 
 async def test_who_listens_is_let_go_though_a_server_is_not(

@@ -56,7 +56,7 @@ def events(stack: Stack, model: str) -> list[Any]:
 
     What was made for nobody (`waste`) comes when it comes.
     """
-    stack.wait_metric("tollgate_spool_backlog_events", 0)
+    stack.wait_booked()
     query = f"SELECT * FROM usage_events WHERE model = '{model}' AND kind = 'usage' ORDER BY id"
     return asyncio.run(stack.sql(query))
 

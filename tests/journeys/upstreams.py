@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import httpx
 import openai
+import psutil
 from openai import OpenAI
 
 from bench.tools.ports import free_port
@@ -188,6 +189,16 @@ def post(stack: Stack, **fields: Any) -> Any:
         json={"messages": HELLO, **fields},
         timeout=30,
     )
+
+
+def askers(stack: Stack, upstream: LiveUpstream) -> set[int]:
+    """Return the workers that have asked it since it plays what it plays."""
+    ports = {exchange.writer.get_extra_info("peername")[1] for exchange in upstream.exchanges}
+    return {
+        pid
+        for pid in stack.pids("gateway", "worker")
+        if any(each.laddr.port in ports for each in psutil.Process(pid).net_connections("tcp"))
+    }
 
 
 def all_asked(replicas: list[LiveUpstream]) -> bool:

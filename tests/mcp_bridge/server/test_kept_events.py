@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from foundation.tasks import TaskSet
 from mcp_bridge.routing.guard import Guard
 from mcp_bridge.routing.notification_budget import MAX_NOTIFICATIONS
 from mcp_bridge.routing.sessions import (
@@ -79,7 +80,7 @@ async def test_what_is_over_is_counted_no_more(sessions: Sessions) -> None:
 
 async def test_a_stream_that_is_forgotten_goes_on_without_ids(sessions: Sessions) -> None:
     session = session_of("org_a")
-    stream = Stream(sessions, session, "w", 1)
+    stream = Stream(sessions, session, "w", 1, TaskSet())
     await stream.put({"jsonrpc": "2.0", "method": "notifications/message"})
     primed, first = await stream.next(), await stream.next()
     assert primed is not None and first is not None and b"id: " in first
@@ -100,7 +101,7 @@ def answer(id: Any, text: str = "") -> dict[str, Any]:
 
 async def test_a_stream_of_many_events_is_read_on_from_what_is_left(redis: Redis) -> None:
     sessions, session = Sessions(redis, UNUSED), session_of("org_a")
-    stream = Stream(sessions, session, "w", 7)
+    stream = Stream(sessions, session, "w", 7, TaskSet())
     stream.leave()
     for _ in range(MAX_EVENTS + 300):
         await stream.put(PROGRESS)
@@ -115,7 +116,7 @@ async def test_an_answer_is_kept_however_large_and_whatever_came_before(
 ) -> None:
     monkeypatch.setattr("mcp_bridge.server.streams.MAX_KEPT_BYTES", 1_000)
     sessions, session = Sessions(redis, UNUSED), session_of("org_a")
-    stream = Stream(sessions, session, "w", 7)
+    stream = Stream(sessions, session, "w", 7, TaskSet())
     stream.leave()
     for _ in range(100):
         await stream.put(PROGRESS)
@@ -174,7 +175,7 @@ async def test_an_answer_does_not_wait_for_a_slow_reader(
 ) -> None:
     monkeypatch.setattr("mcp_bridge.server.streams.READER_PATIENCE_S", 0.01)
     sessions, session = Sessions(redis, UNUSED), session_of("org_a")
-    stream = Stream(sessions, session, "w", 7)
+    stream = Stream(sessions, session, "w", 7, TaskSet())
     for _ in range(MAX_QUEUED + MAX_TOGETHER):
         stream.say(PROGRESS)
     await stream.finish(answer(7))
@@ -185,7 +186,7 @@ async def test_an_answer_does_not_wait_for_a_slow_reader(
 
 async def test_a_stream_whose_events_cannot_be_kept_ends_for_its_reader(redis: Redis) -> None:
     sessions, session = Sessions(redis, UNUSED), session_of("org_a")
-    stream = Stream(sessions, session, "w", 7)
+    stream = Stream(sessions, session, "w", 7, TaskSet())
 
     async def fail(*_: Any) -> bool:
         raise ConnectionError
@@ -205,7 +206,7 @@ async def test_any_id_of_a_request_is_told_from_the_sessions_own_stream(
 ) -> None:
     sessions, session = Sessions(redis, UNUSED), session_of("org_a")
     for wanted in (request_id, None):
-        stream = Stream(sessions, session, "w", wanted)
+        stream = Stream(sessions, session, "w", wanted, TaskSet())
         await stream.prime()
         assert await sessions.head_of(session, stream.name) == StreamHead("w", wanted)
 
