@@ -28,6 +28,7 @@ from urllib.parse import urlencode, urljoin
 import msgspec
 
 from foundation.http1 import Connection, HttpClientError, Pool, request_head
+from foundation.json_numbers import slow_number
 from gateway.net.egress_targets import (
     Forbidden,
     NearHosts,
@@ -96,6 +97,8 @@ class FetchResponse(msgspec.Struct, frozen=True, kw_only=True):
         )
         if not is_json:
             raise EgressFailed("not JSON by its content type")
+        if slow_number(self.body) is not None:
+            raise EgressFailed("JSON with numbers that are too slow to read")
         try:
             return msgspec.json.decode(self.body, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

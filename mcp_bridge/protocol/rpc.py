@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from foundation.json_numbers import slow_number
 from mcp_bridge.protocol.repeated_keys import KeyRepeated, without_repeats
 
 PARSE_ERROR = -32700
@@ -83,6 +84,8 @@ def from_error(error: Any) -> RpcError:
 def decode(body: bytes) -> Message:
     """Decode a single JSON-RPC message; definitions with a key twice are marked as refused. Raises:
     RpcError."""
+    if slow := slow_number(body):
+        raise RpcError(PARSE_ERROR, f"Parse error: {slow.reason}")
     try:
         found = without_repeats(body, msgspec.json.decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyRepeated):

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from billing.events import Tier
+from foundation.json_numbers import slow_number
 from gateway.fleet.upstream.answer_bound import (
     BYTES_PER_TOKEN,
     TEXTS,
@@ -275,6 +276,8 @@ class UpstreamMeter:
             raise BrokenAnswer(f"more than {MAX_EMPTY_CHUNKS} chunks without text")
 
     def _open(self, data: bytes) -> tuple[dict[str, Raw], list[_Choice]]:
+        if slow := slow_number(data):
+            raise BrokenAnswer(slow.reason)
         try:
             found = _decode_object(data.decode())
             error = found.get("error")

@@ -38,7 +38,7 @@ from gateway.tenancy.errors import NotAllowed
 from gateway.wire.openai.batches import BatchesQuery, BatchObject, NewBatch, to_batch_object
 from gateway.wire.organization.usage import parse_query
 from gateway.wire.shared.batch import Batch
-from gateway.wire.shared.refusals import decode
+from gateway.wire.shared.refusals import decode_kept
 from gateway.wire.surfaces import RESPONSES, SURFACES
 from gateway.wire.usage.tags import read_tags
 
@@ -69,7 +69,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
     check_may_stay(principal, "input_file_id")
     tags = read_tags(request.scope["headers"])
     body = await plain_body(request)
-    wanted = decode(_decoder, body)
+    wanted = decode_kept(_decoder, body)
     if wanted.endpoint not in ENDPOINTS:
         expected = f"expected one of {', '.join(sorted(ENDPOINTS))}"
         raise BadField(f"Invalid value for 'endpoint': {expected}.", param="endpoint")

@@ -17,7 +17,7 @@ from msgspec import Meta
 from gateway.generate_request import PlainPrompt, WrittenIds
 from gateway.request_errors import BadField, UnsupportedField
 from gateway.wire.shared.json_place import MAX_VALUES
-from gateway.wire.shared.refusals import TokenId, check_values, decode
+from gateway.wire.shared.refusals import TokenId, check_numbers, check_values, decode
 
 DIGITS = tuple(b"%d" % digit for digit in range(10))
 SPACE = b" \t\n\r"
@@ -47,6 +47,7 @@ def check_other_values(body: bytes, field: str) -> None:
         except (msgspec.DecodeError, RecursionError):
             written = b""  # told when all of it is decoded
         if is_ids(written) and b'"' not in written:
+            check_numbers(body)
             body = body.replace(written, b"[]", 1)
     check_values(body)
 

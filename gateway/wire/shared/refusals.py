@@ -14,6 +14,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from foundation.json_numbers import slow_number
 from gateway.request_errors import BadField, UnknownField, UnsupportedField
 from gateway.wire.shared.json_place import (
     MAX_PATH_CHARS,
@@ -110,6 +111,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes, not_yet: NotYet = NOT_
 
 def decode_kept(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """As `decode`, of a body whose texts come to Postgres, which knows no NUL."""
+    check_values(body)
     found = decode(decoder, body)
     offset = escaped_nul(body)
     if offset is not None:
@@ -124,13 +126,25 @@ def check_values(body: bytes) -> None:
     """Before a body is decoded, because that keeps the event loop. Raises BadField."""
     offset = has_more_values(body)
     if offset is not None:
-        param = locate(body, offset)
-        place = f", at '{param}' already" if param else ""
-        raise BadField(
-            f"The request body has more than {MAX_VALUES} values in arrays and objects{place}.",
-            param=param,
-            detail=f"The request body has more than {MAX_VALUES} values in arrays and objects.",
-        )
+        raise slow_at(body, offset, f"more than {MAX_VALUES} values in arrays and objects")
+    check_numbers(body)
+
+
+def check_numbers(body: bytes) -> None:
+    """As `check_values`, of the numbers alone. Raises BadField."""
+    found = slow_number(body)
+    if found is not None:
+        raise slow_at(body, found.offset, found.reason)
+
+
+def slow_at(body: bytes, offset: int, reason: str) -> BadField:
+    param = locate(body, offset)
+    place = f", at '{param}' already" if param else ""
+    return BadField(
+        f"The request body has {reason}{place}.",
+        param=param,
+        detail=f"The request body has {reason}.",
+    )
 
 
 # ---- what is no JSON

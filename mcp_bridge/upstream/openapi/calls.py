@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 from mcp_types import AudioContent, CallToolResult, ContentBlock, ImageContent, TextContent
 
+from foundation.json_numbers import slow_number
 from mcp_bridge.upstream.openapi.errors import BadArguments, BadDocument
 from mcp_bridge.upstream.openapi.operations import BODY, RESULT, Operation, Parameter, is_json
 from mcp_bridge.upstream.openapi.serialization import (
@@ -169,6 +170,8 @@ def result_of(operation: Operation, answer: HttpAnswer) -> CallToolResult:
 
 
 def _json_result(operation: Operation, body: bytes) -> CallToolResult:
+    if slow := slow_number(body):
+        return _failed(f"the answer has {slow.reason}")
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

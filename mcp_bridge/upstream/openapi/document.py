@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import msgspec
 import yaml
 
+from foundation.json_numbers import slow_number
 from mcp_bridge.upstream.openapi.errors import BadDocument
 
 INDEX = re.compile("[0-9]{1,7}")
@@ -97,6 +98,8 @@ def joined(pointer: str, *parts: str | int) -> str:
 def _parsed(content: bytes) -> Json:
     if len(content) > MAX_DOCUMENT_BYTES:
         raise BadDocument("", f"larger than {MAX_DOCUMENT_BYTES} bytes")
+    if slow := slow_number(content):
+        raise BadDocument("", f"has {slow.reason}")
     if content.lstrip()[:1] in (b"{", b"["):
         try:
             return msgspec.json.decode(content)

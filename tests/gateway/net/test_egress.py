@@ -422,6 +422,7 @@ def test_json_is_taken_where_it_says_that_it_is() -> None:
         (b"{", "application/json"),
         (b'{"a":"\xff"}', "application/json"),
         (b'{"a":' + b"[" * 100_000, "application/json"),
+        (b'{"a":' + b"9" * 300 + b"}", "application/json"),
     ):
         with pytest.raises(EgressFailed):
             fetched(body, media).json_object()

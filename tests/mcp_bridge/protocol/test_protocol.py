@@ -146,6 +146,14 @@ def test_what_is_no_message_is_refused(found: Any) -> None:
         rpc.decode(msgspec.json.encode(found))
 
 
+@pytest.mark.parametrize("numbers", ["9" * 257, ",".join(["5e-324"] * 2000)])
+def test_a_message_that_is_slow_to_read_is_none(numbers: str) -> None:
+    message = f'{{"jsonrpc":"2.0","id":1,"result":{{"content":[],"found":[{numbers}]}}}}'
+    with pytest.raises(RpcError, match="Parse error: ") as refused:
+        rpc.decode(message.encode())
+    assert refused.value.code == rpc.PARSE_ERROR
+
+
 def test_errors_of_a_read_are_those_of_each_era() -> None:
     missing = RpcError(-32002, "not found")
     modern = to_modern_error("resources/read", {"uri": "a:b"}, missing)

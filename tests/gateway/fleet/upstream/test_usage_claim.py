@@ -293,6 +293,12 @@ def test_calls_that_do_not_fit_are_left_out_whole() -> None:
     assert cut["finish_reason"] == "length" and cut["message"]["tool_calls"] is None
 
 
+def test_an_answer_that_is_slow_to_read_is_a_fault() -> None:
+    choice = {"index": 0, "delta": {"content": "x"}, "logprobs": {"content": [10**300]}}
+    with pytest.raises(BrokenAnswer, match="a number of more than 256 characters"):
+        new_meter().read_event(json.dumps({"choices": [choice]}).encode())
+
+
 def test_a_choice_that_nobody_asked_for_is_a_fault() -> None:
     for index in (1, -1, 2**40):
         with pytest.raises(BrokenAnswer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,7 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.request_errors import BadField
+from gateway.wire.anthropic.from_anthropic import from_anthropic, from_count_tokens
+from gateway.wire.openai.completions import from_completions
+from gateway.wire.openai.embeddings import from_embeddings
 from gateway.wire.openai.from_chat import from_openai
+from gateway.wire.openai.tokenizing import from_detokenize, from_tokenize
+from gateway.wire.openai_responses.from_responses import read_response
 from gateway.wire.shared.json_place import (
     MAX_PATH_CHARS,
     MAX_VALUES,
@@ -151,7 +157,7 @@ def test_an_escaped_backslash_begins_no_surrogate() -> None:
 
 @pytest.mark.parametrize(
     ("number", "reason"),
-    [(b"1e999", "Number out of range"), (b"7" * 5_000, "Integer value out of range")],
+    [(b"1e999", "Number out of range"), (b"7" * 5_000, "a number of more than 256 characters")],
 )
 def test_a_number_beyond_all_bounds_is_named(number: bytes, reason: str) -> None:
     body = b'{"model": "m", "x": 1e3, "vendor": [1, {"size": -%b}]}' % number
@@ -203,6 +209,40 @@ def test_megabytes_of_text_are_not(kind: Any) -> None:
     text = '[1, {"x": "y"}], ' * (SIZE // 24)
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
     assert from_openai(body, kind).n == 1
+
+
+DIGITS = b"7" * 4_299
+DOORS = {
+    "chat": (lambda body: from_openai(body, "engine"), b'{"model":"m","tools":[{"x":%b}]}'),
+    "forwarded": (lambda body: from_openai(body, "upstream"), b'{"model":"m","tools":[{"x":%b}]}'),
+    "messages": (lambda body: from_anthropic(body, "engine"), b'{"model":"m","tools":[{"x":%b}]}'),
+    "counted": (from_count_tokens, b'{"model":"m","tools":[{"x":%b}]}'),
+    "responses": (read_response, b'{"model":"m","tools":[{"x":%b}]}'),
+    "ids": (lambda body: from_completions(body, "engine"), b'{"model":"m","prompt":[%b]}'),
+    "embedded ids": (lambda body: from_embeddings(body, "engine"), b'{"model":"m","input":[[%b]]}'),
+    "tokenize": (from_tokenize, b'{"model":"m","tools":[{"x":%b}]}'),
+    "detokenize": (from_detokenize, b'{"model":"m","tokens":[%b]}'),
+    "kept": (partial(decode_kept, msgspec.json.Decoder()), b'{"tools":[{"x":%b}]}'),
+}
+"""Readers of bodies, and a body with a place for a number."""
+SLOW = {
+    "long": (b"1," + b",".join([DIGITS] * 3_488), "a number of more than 256 characters"),
+    "small": (b",".join([b"5e-324"] * 99_000), "more than 1000 numbers close to zero"),
+}
+"""Numbers in an array that took 0.3 s and 0.7 s to read."""
+
+
+@pytest.mark.parametrize(("numbers", "words"), SLOW.values(), ids=SLOW)
+@pytest.mark.parametrize(("read", "body"), DOORS.values(), ids=DOORS)
+def test_numbers_that_are_slow_to_read_are_refused_undecoded(
+    read: Any, body: bytes, numbers: bytes, words: str
+) -> None:
+    place = b"%b" if b"[%b]" in body else b"[%b]"
+    with pytest.raises(BadField, match=words) as caught:
+        read(body % (place % numbers))
+    assert caught.value.param is not None
+    assert caught.value.param.startswith(("tools[0].x[", "prompt[", "input[0][", "tokens["))
+    assert f"at '{caught.value.param}' already" in caught.value.message
 
 
 HOSTILE = {

@@ -265,11 +265,12 @@ async def test_answers() -> None:
         (Wire(302, b"", location="http://169.254.169.254/"), "HTTP 302"),
         (Wire(500, b"x" * 100_000), "HTTP 500: " + "x" * 4096),
         (Wire(201, b"{"), "the answer says that it is JSON, and is not"),
+        (Wire(201, b"9" * 300), "the answer has a number of more than 256 characters"),
         (Wire(201, b"[]"), "the answer is no object"),
         (Wire(201, b"hello", **{"content-type": "text/plain"}), "the answer is no JSON"),
         (Wire(201, b" " * (MAX_ANSWER_BYTES + 1)), "the answer is larger than"),
     ],
-    ids=["404", "500", "redirect", "long", "broken", "array", "text", "large"],
+    ids=["404", "500", "redirect", "long", "broken", "slow", "array", "text", "large"],
 )
 async def test_answers_that_are_errors(wire: Wire, text: str) -> None:
     result = await answered("addPet", wire, body={})
