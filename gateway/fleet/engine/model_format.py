@@ -34,7 +34,7 @@ from gateway.generate_request import (
     ToTokenize,
 )
 from gateway.generate_request import Tool as OfferedTool
-from gateway.request_errors import BadField, UnsupportedField
+from gateway.request_errors import BadField, ContextTooLong, UnsupportedField
 from gateway.wire.constraints.to_grammar import check_size
 
 ANY_OBJECT = {"type": "object"}
@@ -86,15 +86,20 @@ class ModelFormat:
             if "tool_calls" in message:
                 raise no_tools(under(prompt, index, "tool_calls"))
 
-    def token_ids(self, prompt: ChatPrompt, asked: ToTokenize) -> list[int]:
-        """Raises BadField."""
+    def token_ids(self, prompt: ChatPrompt, asked: ToTokenize, max_model_len: int) -> list[int]:
+        """Raises BadField, ContextTooLong."""
         text, prompt = self._rendered(prompt)
+        self._refuse_the_hopeless(text, max_model_len)
         return self._tokenizer.encode(text, asked.add_special_tokens)
 
-    def render(self, prompt: ChatPrompt, block_size: int | None = None) -> RenderedPrompt:
+    def render(
+        self, prompt: ChatPrompt, max_model_len: int, block_size: int | None = None
+    ) -> RenderedPrompt:
         """Render a conversation, off the event loop where it is long. `block_size`: of the prefixes
-        that the engine keeps; None: of this model it keeps none. Raises BadField."""
+        that the engine keeps; None: of this model it keeps none. Raises BadField,
+        ContextTooLong."""
         text, prompt = self._rendered(prompt)
+        self._refuse_the_hopeless(text, max_model_len)
         state = self._output.reasoning_state(text)
         token_ids, kept = self._encode(prompt, text, block_size)
         return RenderedPrompt(
@@ -103,6 +108,12 @@ class ModelFormat:
             form=self._form(prompt, state),
             kept=kept,
         )
+
+    def _refuse_the_hopeless(self, text: str, max_model_len: int) -> None:
+        """Refuse megabytes that cannot fit, tools and all, before they cost seconds. Raises
+        ContextTooLong."""
+        if len(text) > max_model_len:  # or no token is shorter than a character
+            refuse_more(self._tokenizer.fewest_tokens_in(text), max_model_len)
 
     def _rendered(self, prompt: ChatPrompt) -> tuple[str, ChatPrompt]:
         """Return the text of a prompt, and the prompt whose it is: folded, where the template takes
@@ -238,6 +249,16 @@ class ModelFormat:
         answer = None if form is None else form.grammar
         grammar = self._output.offered(tools, answer, max_calls=most, reasoning_state=state)
         return OutputForm(grammar, param if form is None else form.param)
+
+
+def refuse_more(fewest: int, max_model_len: int) -> None:
+    """Raises ContextTooLong, of messages that have so many tokens at least."""
+    if fewest > max_model_len:
+        raise ContextTooLong(
+            f"This model's maximum context length is {max_model_len} tokens. However, your "
+            f"messages have at least {fewest}. Please reduce the length of the messages.",
+            param="messages",
+        )
 
 
 def to_callable(tool: OfferedTool) -> Tool:

@@ -134,13 +134,15 @@ class PlainJobs:
             ),
         )
 
-    async def tokenized(self, asked: ToTokenize, priority: Priority) -> list[int]:
-        """Raises: BadField, NoSlot."""
-        text = asked.text
+    async def tokenized(
+        self, asked: ToTokenize, status: ReplicaStatus, priority: Priority
+    ) -> list[int]:
+        """Raises: BadField, ContextTooLong, NoSlot."""
+        text, most, special = asked.text, status.max_model_len, asked.add_special_tokens
         assert text is not None, "a conversation"
-        run = self._threads.run
-        return await run(
-            priority, len(text), self._ids_of, text, "prompt", asked.add_special_tokens
+        self._refuse_the_hopeless(text, "prompt", most)
+        return await self._threads.run(
+            priority, len(text), self._ids_of, text, "prompt", most, special
         )
 
     async def detokenized(
@@ -170,33 +172,39 @@ class PlainJobs:
         for prompt in prompts:
             self._refuse_the_hopeless(prompt, field, status.max_model_len)
         size = sum(map(work_of, prompts))
-        vocab_size = status.vocab_size
-        found = await self._threads.run(priority, size, self._encode, prompts, field, vocab_size)
-        for ids in found:
-            check_length(len(ids), room, field, status.max_model_len)
-        total = sum(map(len, found))
-        if len(found) > 1 and total > MAX_TOKENS_TOGETHER:
-            raise BadField(
-                f"Invalid value for '{field}': {total} tokens, of which several prompts may have"
-                f" {MAX_TOKENS_TOGETHER} together.",
-                param=field,
-            )
-        return found
+        return await self._threads.run(priority, size, self._encode, prompts, field, status, room)
 
     def _encode(
-        self, prompts: Sequence[PlainPrompt], field: str, vocab_size: int
+        self, prompts: Sequence[PlainPrompt], field: str, status: ReplicaStatus, room: int
     ) -> list[list[int]]:
+        """Stop at the first prompt that is too long, or with which all are."""
         found: list[list[int]] = []
+        total = 0
         for index, each in enumerate(prompts):
             if isinstance(each, str):
                 param = place(field, index, len(prompts))
-                found.append(self._ids_of(each, param, True))
-                check_ids(found[-1], param, vocab_size)
+                found.append(self._ids_of(each, param, status.max_model_len, True))
+                check_ids(found[-1], param, status.vocab_size)
             else:
-                found.append(each.read(vocab_size).tolist())
+                found.append(each.read(status.vocab_size).tolist())
+            check_length(len(found[-1]), room, field, status.max_model_len)
+            total += len(found[-1])
+            if len(prompts) > 1 and total > MAX_TOKENS_TOGETHER:
+                raise BadField(
+                    f"Invalid value for '{field}': {total} tokens in {len(found)} of"
+                    f" {len(prompts)} prompts, of which several may have"
+                    f" {MAX_TOKENS_TOGETHER} together.",
+                    param=field,
+                )
         return found
 
-    def _ids_of(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
+    def _ids_of(
+        self, text: str, param: str, max_model_len: int, add_special_tokens: bool
+    ) -> list[int]:
+        if len(text) > max_model_len:
+            fewest = self._tokenizer.fewest_tokens_in(text)
+            if fewest > max_model_len:
+                raise too_long(f"at least {fewest} tokens", param, max_model_len)
         try:
             return self._tokenizer.encode(text, add_special_tokens)
         except InvalidRequest as error:

@@ -39,7 +39,7 @@ from gateway.fleet.engine.kept_prefixes import (
     under,
     unheard,
 )
-from gateway.fleet.engine.model_format import ModelFormat, RenderedPrompt
+from gateway.fleet.engine.model_format import ModelFormat, RenderedPrompt, refuse_more
 from gateway.fleet.engine.plain_jobs import PlainJobs
 from gateway.fleet.engine.prefix_memory import PrefixMemory
 from gateway.fleet.errors import (
@@ -97,7 +97,7 @@ class EngineReplica:
         self._sent = PrefixMemory()
         self._client = client
         self._tokenizer = tokenizer
-        tokenizer.fewest_tokens(0)  # the vocabulary is looked through now, not at a request
+        tokenizer.fewest_tokens_in("")  # the vocabulary is looked through now, not at a request
         self._format: ModelFormat | None = None
         if template is not None:
             self._format = ModelFormat(tokenizer, template, output_format)
@@ -156,12 +156,15 @@ class EngineReplica:
     async def tokenize(self, asked: ToTokenize, priority: Priority) -> InTokens:
         status = self._status()
         if asked.chat is None:
-            token_ids = await self._plain.tokenized(asked, priority)
+            token_ids = await self._plain.tokenized(asked, status, priority)
         else:
-            form = self._format_of_chats()
+            form, most = self._format_of_chats(), status.max_model_len
+            self._refuse_the_hopeless(asked.chat, most)
             form.check(asked.chat)
             size = prompt_size(asked.chat)
-            token_ids = await self._threads.run(priority, size, form.token_ids, asked.chat, asked)
+            token_ids = await self._threads.run(
+                priority, size, form.token_ids, asked.chat, asked, most
+            )
         texts = self._tokenizer.pieces(token_ids) if asked.with_texts else None
         return InTokens(token_ids=token_ids, texts=texts, max_model_len=status.max_model_len)
 
@@ -182,7 +185,12 @@ class EngineReplica:
         form.check(prompt)
         block_size = status.block_size if self._cache_contract == "explicit" else None
         rendered = await self._threads.run(
-            priority, prompt_size(prompt), form.render, prompt, block_size
+            priority,
+            prompt_size(prompt),
+            form.render,
+            prompt,
+            status.max_model_len,
+            block_size,
         )
         check_token_ids(prompt, status.vocab_size)
         return self._to_prepared(request, prompt, rendered, status)
@@ -190,10 +198,11 @@ class EngineReplica:
     async def count(self, request: GenerateRequest, priority: Priority = ANYBODYS) -> int:
         prompt = request.prompt
         assert prompt is not None, "a request for an upstream"
-        form = self._format_of_chats()
+        form, most = self._format_of_chats(), self._status().max_model_len
+        self._refuse_the_hopeless(prompt, most)
         form.check(prompt)
         size = prompt_size(prompt)
-        return len((await self._threads.run(priority, size, form.render, prompt)).token_ids)
+        return len((await self._threads.run(priority, size, form.render, prompt, most)).token_ids)
 
     def bounded(self, prepared: PreparedRequest, max_output_tokens: int) -> PreparedRequest:
         request = bounded_to(prepared.request, max_output_tokens)
@@ -286,13 +295,7 @@ class EngineReplica:
     def _refuse_the_hopeless(self, prompt: ChatPrompt, max_model_len: int) -> None:
         """Refuse megabytes that cannot fit, before they cost seconds of tokenizing."""
         num_chars = sum(len(message["content"].strip()) for message in prompt.messages)
-        fewest = self._tokenizer.fewest_tokens(num_chars)
-        if fewest > max_model_len:
-            raise ContextTooLong(
-                f"This model's maximum context length is {max_model_len} tokens. However, your "
-                f"messages have at least {fewest}. Please reduce the length of the messages.",
-                param="messages",
-            )
+        refuse_more(self._tokenizer.fewest_tokens(num_chars), max_model_len)
 
     def _status(self) -> ReplicaStatus:
         try:

@@ -38,6 +38,9 @@ DEFAULT_MAX_OUTPUT_TOKENS = 16_384
 """Per choice, where neither the request nor the configuration has a limit."""
 MOST_TOKENS = 2**21
 """The window of a model whose configuration has none: as much as any served today takes."""
+MAX_ENCODED_BYTES = 4 * 2**20
+"""A million tokens of English. A body that is larger counts by its bytes, as if no vocabulary were
+known: it would keep one of few threads for ten seconds and more."""
 MAX_TOKENS_FIELDS = ("max_completion_tokens", "max_tokens")
 TEMPLATE_TOKENS_PER_MESSAGE = 16
 TEMPLATE_TOKENS = 256
@@ -89,7 +92,8 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
 
     def input_size(self, body: dict[str, Any], payload: bytes, is_capped: bool) -> InputSize:
         """Raises: UnsupportedField, of what is capped and has no bound."""
-        estimate = estimate_input_tokens(body, self.encode)
+        encode = self._encode_of(payload)
+        estimate = estimate_input_tokens(body, encode)
         if is_capped and self.context_window is None:
             unbounded = unbounded_field(body)
             if unbounded is not None:
@@ -98,14 +102,18 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
                     " spending: nobody could say what it costs before it is read.",
                     param=unbounded,
                 )
-        if not is_capped and self.encode is None:
+        if not is_capped and encode is None:
             return InputSize(estimate, None)
         return InputSize(estimate, self._most_input(body, payload, estimate))
+
+    def _encode_of(self, payload: bytes) -> Encode | None:
+        """Return the tokenizer for a body's texts. None: it would take too long."""
+        return None if len(payload) > MAX_ENCODED_BYTES else self.encode
 
     def _most_input(self, body: dict[str, Any], payload: bytes, estimate: int) -> int:
         if unbounded_field(body) is not None:
             return self._window
-        counted = None if self.encode is None else estimate
+        counted = None if self._encode_of(payload) is None else estimate
         return min(most_input_tokens(body, payload, counted), self.context_window or sys.maxsize)
 
     @property
@@ -143,14 +151,15 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
         self, prompts: Sequence[PlainPrompt], payload: bytes, is_capped: bool
     ) -> InputSize:
         """Bound the size of prompts without a conversation, each of which may fill the window."""
-        estimate = sum(size_of(prompt, self.encode) for prompt in prompts)
+        encode = self._encode_of(payload)
+        estimate = sum(size_of(prompt, encode) for prompt in prompts)
         most = self._most_plain(prompts, payload, estimate) if is_capped else None
         return InputSize(estimate, most)
 
     def _most_plain(self, prompts: Sequence[PlainPrompt], payload: bytes, estimate: int) -> int:
         """Bound the tokens of prompts: those of ids, or of a tokenizer, are known; all else counts
         by its bytes."""
-        if self.encode is None and any(isinstance(each, str) for each in prompts):
+        if self._encode_of(payload) is None and any(isinstance(each, str) for each in prompts):
             most = most_bytes(payload)
         else:
             most = estimate + len(payload) - len(msgspec.json.encode(prompts))

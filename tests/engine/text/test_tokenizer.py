@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError, InvalidRequest
@@ -133,3 +133,35 @@ penny = Tokenizer.load(Path(__file__).resolve().parents[3] / "models" / "penny")
 def test_no_text_has_fewer_tokens_than_its_length_allows(text: str) -> None:
     assert penny.fewest_tokens(len(text)) <= len(penny.encode(text))
     assert penny.fewest_tokens(10_000_000) > 4096
+
+
+SPELLINGS = st.text(max_size=200) | st.text("e\u0301 \u0300a\n.=<>/-", max_size=200)
+
+
+def composing() -> Tokenizer:
+    """Return a tokenizer like Qwen's: each byte of what NFC makes of a text, and a longer token
+    that takes the space beside it."""
+    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(letters)}, []))
+    backend.normalizer = tokenizers.normalizers.NFC()
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True, rstrip=True)])
+    return Tokenizer(backend, {})
+
+
+ENCODERS = {"penny": penny, "composing": composing()}
+
+
+@pytest.mark.parametrize("encoder", ENCODERS.values(), ids=ENCODERS)
+@given(SPELLINGS)
+@example("e\u0301" * 100)
+@example(" " * 200 + "<mask>" + "\n" * 200)
+def test_no_text_has_fewer_tokens_than_its_characters_allow(encoder: Tokenizer, text: str) -> None:
+    assert encoder.fewest_tokens_in(text) <= len(encoder.encode(text))
+
+
+def test_what_is_in_no_long_token_has_a_token_each() -> None:
+    digits = "0123456789" * 100
+    assert penny.fewest_tokens_in(digits) == 1000 == len(penny.encode(digits))
+    assert penny.fewest_tokens(len(digits)) < 100

@@ -246,7 +246,7 @@ def prompt_of(*messages: dict[str, Any], **fields: Any) -> ChatPrompt:
 
 def place(form: ModelFormat, prompt: ChatPrompt, earlier: ChatPrompt) -> MessagePlace | None:
     """Find where the one prompt differs from the other."""
-    ids, before = form.render(prompt).token_ids, form.render(earlier).token_ids
+    ids, before = form.render(prompt, 4096).token_ids, form.render(earlier, 4096).token_ids
     return form.place_of(prompt, ids, len(os.path.commonprefix([ids, before])))
 
 

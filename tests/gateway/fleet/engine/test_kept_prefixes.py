@@ -56,8 +56,8 @@ def test_how_much_two_texts_have_in_common(one: str, other: str) -> None:
 
 
 def found_in(template: ChatTemplate, tokenizer: Tokenizer, prompt: ChatPrompt) -> list[Breakpoint]:
-    rendered = ModelFormat(tokenizer, template).render(prompt, BLOCK)
-    assert ModelFormat(tokenizer, template).render(prompt).token_ids == rendered.token_ids
+    rendered = ModelFormat(tokenizer, template).render(prompt, 4096, BLOCK)
+    assert ModelFormat(tokenizer, template).render(prompt, 4096).token_ids == rendered.token_ids
     return [*rendered.kept.breakpoints]
 
 

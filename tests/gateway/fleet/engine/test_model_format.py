@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from gateway.fleet.engine.kept_prefixes import unheard
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.engine.routes import engine_routes
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.generate_request import GenerateRequest
+from gateway.generate_request import GenerateRequest, ToTokenize
 from gateway.generation_events import ReplicaEvent, TextDelta
-from gateway.request_errors import BadField, UnsupportedField
+from gateway.lanes import Priority
+from gateway.request_errors import BadField, ContextTooLong, UnsupportedField
 from gateway.settings.models import ModelConfig
 from gateway.wire.openai.from_chat import from_openai
 from gateway.wire.openai_responses.from_responses import own_items, read_response, to_generate
@@ -147,8 +149,29 @@ async def test_schemas_that_are_too_much_together_are_refused(make: Make) -> Non
         for name in "abcdefghij"
     ]
     with pytest.raises(BadField, match="more than") as caught:
-        await make(SHOWS_TOOLS).prepare(chat(tools=large))
+        await make("{% if tools %}tools{% endif %}").prepare(chat(tools=large))
     assert caught.value.param == "tools"
+
+
+async def test_megabytes_of_tools_that_no_context_holds_are_not_tokenized(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was tokenized")
+
+    monkeypatch.setattr(Tokenizer, "_encoding", refuse)
+    tool = {"type": "function", "function": {"name": "f", "description": "words " * 200_000}}
+    replica, asked = make(SHOWS_TOOLS), chat(tools=[tool])
+    assert asked.prompt is not None
+    tokenizing = ToTokenize(chat=asked.prompt, add_special_tokens=False)
+    waiting = [
+        partial(replica.prepare, asked),
+        partial(replica.count, asked),
+        partial(replica.tokenize, tokenizing, Priority(tenant="o")),
+    ]
+    for each in waiting:
+        with pytest.raises(ContextTooLong, match="your messages have at least"):
+            await each()
 
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ from gateway.fleet.engine.prefix_memory import CHUNK_TOKENS
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.errors import ReplicaDied, ReplicaLost, ReplicaOverloaded, ReplicaUnavailable
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.generate_request import GenerateRequest
+from gateway.generate_request import GenerateRequest, ToTokenize
 from gateway.generation_events import MeteredUsage, ReplicaEvent, TextDelta
 from gateway.lanes import Priority
 from gateway.request_errors import BadField, ContextTooLong
+from gateway.wire.openai.completions import from_completions
 from gateway.wire.openai.from_chat import from_openai
+from gateway.wire.openai.tokenizing import from_detokenize, from_tokenize
 
 PROMPT = "<user>hello</s><assistant>"
 PROMPT_TOKENS = 8
@@ -52,6 +54,62 @@ def make(tokenizer: Tokenizer, template: ChatTemplate, threads: PrepareThreads) 
         )
 
     return make_replica
+
+
+LARGE = "0123456789 hello" * (2**20 // 16)
+USER = {"role": "user", "content": "hello"}
+HOPELESS: dict[str, tuple[Callable[[EngineReplica], Awaitable[Any]], str]] = {
+    "a text": (
+        lambda replica: replica.tokenize(tokenizing(prompt=LARGE), Priority(tenant="o")),
+        "prompt",
+    ),
+    "a conversation": (
+        lambda replica: replica.tokenize(
+            tokenizing(messages=[{**USER, "content": LARGE}]), Priority(tenant="o")
+        ),
+        "messages",
+    ),
+    "counted": (
+        lambda replica: replica.count(chat(messages=[{**USER, "content": LARGE}])),
+        "messages",
+    ),
+    "completed": (
+        lambda replica: replica.prepare(
+            from_completions(json.dumps({"model": "m", "prompt": LARGE}).encode(), "engine")
+        ),
+        "prompt",
+    ),
+    "ids": (
+        lambda replica: replica.detokenize(
+            from_detokenize(json.dumps({"model": "m", "tokens": [1] * 100_001}).encode()),
+            Priority(tenant="o"),
+        ),
+        "tokens",
+    ),
+}
+
+
+def tokenizing(**fields: Any) -> ToTokenize:
+    return from_tokenize(json.dumps({"model": "m", **fields}).encode())
+
+
+@pytest.mark.parametrize(("ask", "param"), HOPELESS.values(), ids=HOPELESS)
+async def test_megabytes_that_no_context_holds_are_not_tokenized(
+    make: Make,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    ask: Callable[[EngineReplica], Awaitable[Any]],
+    param: str,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was tokenized")
+
+    replica = make(FakeEngine(FakeCore(FAKE_CONFIG, vocab_size=tokenizer.vocab_size)))
+    monkeypatch.setattr(Tokenizer, "_encoding", refuse)
+    monkeypatch.setattr(Tokenizer, "decode", refuse)
+    with pytest.raises(ContextTooLong, match="maximum context length is [0-9]+ tokens") as caught:
+        await ask(replica)
+    assert caught.value.param == param
 
 
 Says = Callable[..., FakeEngine]

@@ -187,6 +187,19 @@ async def test_a_tokenizers_count_is_held_instead_of_bytes(make_replica: Make, c
     assert 1000 < counted < 2000 < 13_000 < by_bytes
 
 
+async def test_megabytes_are_held_by_their_bytes_and_not_tokenized(
+    make_replica: Make, chat: Chat
+) -> None:
+    def refuse(_: str) -> list[int]:
+        raise AssertionError("it was tokenized")
+
+    asked = under_a_cap(chat(messages=[{"role": "user", "content": "word " * 900_000}]))
+    prepared = await make_replica(encoding=refuse).prepare(asked)
+    by_bytes = await make_replica().prepare(asked)
+    assert prepared.input_tokens == by_bytes.input_tokens > 10**6
+    assert prepared.most_input_tokens == by_bytes.most_input_tokens
+
+
 async def test_tools_are_held_as_templates_write_them(make_replica: Make, chat: Chat) -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": "d" * 1000}}]
     most = [
