@@ -35,6 +35,10 @@ _TO_ZEROS = bytes.maketrans(b"123456789.", b"0" * 10)
 _ZEROS = b"0" * _RUN
 
 
+MAX_INDEX_DIGITS = 7
+"""No list that is read has an index with more."""
+
+
 class SlowNumber(NamedTuple):
     offset: int
     reason: str
@@ -53,6 +57,11 @@ def slow_number(document: bytes) -> SlowNumber | None:
             reason = f"more than {MAX_SMALL_NUMBERS} numbers close to zero"
             return SlowNumber(one.start("number"), reason)
     return None
+
+
+def is_index(written: str) -> bool:
+    """Tell whether it is an index as RFC 6901 writes it, of a list that can be."""
+    return written.isdecimal() and written.isascii() and len(written) <= MAX_INDEX_DIGITS
 
 
 def _may_be_long(document: bytes) -> bool:

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 import msgspec
 
+from foundation.json_numbers import is_index
 from mcp_bridge.canonical_json import pointer, walk
 from mcp_bridge.errors import SchemaRefused
 
@@ -56,10 +57,6 @@ MAX_SCHEMA_DEPTH = 48
 MAX_VALUE_DEPTH = 64
 MAX_WORK_PER_PATH = 50_000
 """Subschemas tried on one path of a value; a hand-written tool needs some tens."""
-
-
-MAX_INDEX_DIGITS = 7
-"""No list that is read has an index with more."""
 
 
 class Node(msgspec.Struct, eq=False):
@@ -190,11 +187,6 @@ def joined(base: str, reference: str) -> str:
         return urljoin(base, reference)
     except ValueError:
         raise SchemaRefused("", "a reference or an $id that is no URI") from None
-
-
-def is_index(key: str) -> bool:
-    """Tell whether it is an index as RFC 6901 writes it, of a list that can be."""
-    return key.isdecimal() and key.isascii() and len(key) <= MAX_INDEX_DIGITS
 
 
 def children(schema: Schema) -> Iterator[tuple[str, Parts, Any]]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from foundation.json_numbers import is_index
 from gateway.fleet.errors import (
     FleetError,
     ReplicaOverloaded,
@@ -68,7 +69,6 @@ IDENTIFIER = re.compile(
     re.IGNORECASE,
 )
 """Patterns of the upstream's ids of accounts, keys and projects."""
-INDEX = re.compile("[0-9]{1,7}")
 STEP = re.compile(r"[.\[]*([^.\[\]]+)\]?")
 """One step of a path such as `messages[0].content`, `messages.[0].content` or `tools.0`."""
 
@@ -127,7 +127,7 @@ def part_that_was_sent(param: str, sent: Mapping[str, Any]) -> str | None:
             break
         if isinstance(at, Mapping) and name in at:
             at = at[name]
-        elif isinstance(at, list) and INDEX.fullmatch(name) and int(name) < len(at):
+        elif isinstance(at, list) and is_index(name) and int(name) < len(at):
             at = at[int(name)]
         else:
             break

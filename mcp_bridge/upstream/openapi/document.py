@@ -6,17 +6,15 @@ A reference is a JSON pointer into the document itself; nothing is ever fetched 
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
 import yaml
 
-from foundation.json_numbers import slow_number
+from foundation.json_numbers import is_index, slow_number
 from mcp_bridge.upstream.openapi.errors import BadDocument
 
-INDEX = re.compile("[0-9]{1,7}")
 MAX_DOCUMENT_BYTES = 8 * 1024 * 1024
 MAX_YAML_BYTES = 2 * 1024 * 1024
 """Less than for JSON, since parsing YAML takes far longer."""
@@ -56,7 +54,7 @@ class Document:
         for part in parts_of(pointer):
             if isinstance(found, dict) and part in found:
                 found = found[part]
-            elif isinstance(found, list) and INDEX.fullmatch(part) and int(part) < len(found):
+            elif isinstance(found, list) and is_index(part) and int(part) < len(found):
                 found = found[int(part)]
             else:
                 raise BadDocument(pointer, "a reference to nothing")
