@@ -134,7 +134,7 @@ def post(stack: Stack, path: str = "/v1/chat/completions", **fields: Any) -> htt
     """On a connection of its own."""
     return httpx.post(
         f"{stack.base_url}{path}",
-        headers={"authorization": f"Bearer {stack.credentials['api_key']}"},
+        headers=bearer(stack),
         json={"model": "slow", "messages": PROMPT, **fields},
         timeout=30,
     )

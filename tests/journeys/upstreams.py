@@ -199,7 +199,3 @@ def askers(stack: Stack, upstream: LiveUpstream) -> set[int]:
         for pid in stack.pids("gateway", "worker")
         if any(each.laddr.port in ports for each in psutil.Process(pid).net_connections("tcp"))
     }
-
-
-def all_asked(replicas: list[LiveUpstream]) -> bool:
-    return all(replica.exchanges for replica in replicas)

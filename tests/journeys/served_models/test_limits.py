@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 from openai import OpenAI
 
@@ -24,7 +23,7 @@ from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
 from gateway.tenancy.orgs import find_org
 from gateway.tenancy.projects import find_project
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange, Script, chunk, completion
-from tests.journeys.upstreams import LiveUpstream, good
+from tests.journeys.upstreams import LiveUpstream, askers, good
 from tests.stack import Stack
 
 pytestmark = pytest.mark.slow
@@ -287,22 +286,7 @@ async def test_a_flood_through_two_workers_never_passes_the_bound(
     assert passed == len(upstream.exchanges)
     assert passed * used <= BURST + TOKENS_PER_S * took_s
     assert passed >= wanted, "and what is due does pass"
-    assert both_workers_asked(stack, upstream)
-
-
-def both_workers_asked(stack: Stack, upstream: LiveUpstream) -> bool:
-    """Each still has a connection to the upstream."""
-    workers = stack.pids("gateway", "worker")
-    assert len(workers) == 2
-    return all(
-        any(c.raddr and c.raddr.port == upstream.port for c in connections_of(pid))
-        for pid in workers
-    )
-
-
-def connections_of(pid: int) -> list[Any]:
-    found: list[Any] = psutil.Process(pid).net_connections("tcp")
-    return found
+    assert len(askers(stack, upstream)) == 2
 
 
 async def test_a_key_expires(stack: Stack, upstream: LiveUpstream) -> None:

@@ -1,5 +1,5 @@
-"""Gives each test an application of its own: one with other settings, which its module makes,
-or one that knows no issuer yet."""
+"""Gives each test of pages here an application of its own: one with other settings, which its
+module makes, or one that knows no issuer yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.oauth.clients.store import Client
-from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from tests.gateway.auth.browsing import (
     at_the_account,
     live_app,
@@ -20,43 +19,7 @@ from tests.gateway.auth.browsing import (
     register,
     with_password,
 )
-from tests.gateway.auth.conftest import Clock, Tenant, make_tenant
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-async def db(postgres_url: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_engine(postgres_url)
-    yield engine
-    await engine.dispose()
-
-
-@pytest.fixture
-async def tenant_db(postgres_url: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_engine(postgres_url, role=ROLE_TENANT)
-    yield engine
-    await engine.dispose()
-
-
-@pytest.fixture
-async def system_db(postgres_url: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_engine(postgres_url, role=ROLE_SYSTEM)
-    yield engine
-    await engine.dispose()
-
-
-@pytest.fixture
-async def acme(db: AsyncEngine) -> Tenant:
-    return await make_tenant(db, "acme")
-
-
-@pytest.fixture
-async def other(db: AsyncEngine) -> Tenant:
-    return await make_tenant(db, "other")
+from tests.gateway.auth.conftest import Clock, Tenant
 
 
 @pytest.fixture
