@@ -20,7 +20,7 @@ from engine.protocol import SamplingParams
 from engine.runner.batch.batch import SampleRow
 from engine.runner.sampling.device_sampler import DeviceSampler
 from engine.runner.sampling.logit_adjustments import adjust_logits
-from engine.runner.sampling.philox import uniforms
+from engine.runner.sampling.sampler import uniforms
 from engine.sequence import Sequence
 
 EOS = frozenset({2})

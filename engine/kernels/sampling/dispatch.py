@@ -13,7 +13,8 @@ batch. Nothing is sorted and the host is never waited for.
     token: the first, in the order of the vocabulary, whose running sum of kept w exceeds u * total
 
 w is an integer, so that every sum is exact and independent of its order; what is below 2**-42 of
-the most likely token is never drawn. u is Philox4x32-10 of (seed, position), `runner/philox.py`.
+the most likely token is never drawn. u is Philox4x32-10 of (seed, position), as
+`runner/sampling/sampler.py` computes it.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ from engine.protocol import SamplingParams
 from engine.runner.batch.batch import SampleRow
 from engine.runner.sampling import sampler as sampler_module
 from engine.runner.sampling.logit_adjustments import adjust_logits
-from engine.runner.sampling.philox import philox4x32, uniforms
-from engine.runner.sampling.sampler import Sampler
+from engine.runner.sampling.sampler import Sampler, philox4x32, uniforms
 from engine.sequence import Sequence
 from tests.budget import examples
 from tests.engine.sample_rows import sample_row

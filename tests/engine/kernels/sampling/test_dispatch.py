@@ -21,8 +21,7 @@ from engine.runner.batch.batch import SampleRow
 from engine.runner.sampling import sampler as sampler_module
 from engine.runner.sampling.device_sampler import DeviceSampler
 from engine.runner.sampling.logit_adjustments import adjust_logits
-from engine.runner.sampling.philox import uniforms
-from engine.runner.sampling.sampler import Sampler
+from engine.runner.sampling.sampler import Sampler, uniforms
 from engine.runner.sampling.sampling_tensors import SamplingScratch, sampling_tensors
 from tests.budget import NIGHT, examples
 from tests.engine.constraints import Residues
