@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from engine.config import Pooling
 from engine.errors import ConfigError, UnsupportedModel
-from engine.layers.rope_scaling import RopeScaling
+from engine.layers.rotary import RopeScaling
 from engine.models.rope import read_rope
 
 DtypeName = Literal["float32", "bfloat16", "float16"]

@@ -21,12 +21,10 @@ from engine.kernels.cpu.layer_program import MAX_TOKENS, LayerPrograms, Varying,
 from engine.kernels.pointwise.types import Rotation
 from engine.layers.attention import Attention
 from engine.layers.embedding import ParallelLMHead, VocabParallelEmbedding
-from engine.layers.mlp import GatedMLP
-from engine.layers.moe import ExpertNames, MixtureOfExperts
+from engine.layers.feed_forward import ExpertNames, GatedMLP, MixtureOfExperts
 from engine.layers.norm import RMSNorm
 from engine.layers.parallel import SINGLE_RANK, ParallelGroup, own_shard
-from engine.layers.rope_scaling import attention_factor, inverse_frequencies
-from engine.layers.rotary import RotaryEmbedding
+from engine.layers.rotary import RotaryEmbedding, attention_factor, inverse_frequencies
 from engine.layers.weight_source import WeightSource
 from engine.models.config import ModelConfig
 

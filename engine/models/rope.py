@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from engine.errors import ConfigError, UnsupportedModel
-from engine.layers.rope_scaling import (
+from engine.layers.rotary import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,

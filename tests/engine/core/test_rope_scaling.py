@@ -20,7 +20,7 @@ from engine.errors import ConfigError, UnsupportedModel
 from engine.fairness import LANE_WEIGHTS
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.prefix_cache import PrefixCache
-from engine.layers.rope_scaling import attention_factor, inverse_frequencies
+from engine.layers.rotary import attention_factor, inverse_frequencies
 from engine.models.rope import Rope, read_rope
 from engine.protocol import EngineRequest, SamplingParams
 from engine.runner.memory.kv_cache import allocate_kv_cache, attention_shape

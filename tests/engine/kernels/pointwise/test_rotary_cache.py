@@ -12,8 +12,7 @@ from engine.kernels.attention.types import KVLayer
 from engine.kernels.pointwise import rotary_cache_triton
 from engine.kernels.pointwise.rotary_cache import rotate
 from engine.kernels.pointwise.types import QKNorm, QKVHeads, Rotation
-from engine.layers.rope_scaling import inverse_frequencies
-from engine.layers.rotary import RotaryEmbedding
+from engine.layers.rotary import RotaryEmbedding, inverse_frequencies
 from tests.budget import examples
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}

@@ -1,4 +1,5 @@
-"""A mixture of experts in place of the feed-forward layer, each expert cut over ranks like one.
+"""The feed-forward layer: one gated network (SwiGLU, arXiv:2002.05202), or a mixture of experts in
+its place, each expert cut over ranks like one.
 
 Knows checkpoint names only as they are handed in.
 """
@@ -14,8 +15,38 @@ from torch import Tensor
 from engine.kernels.linear.dispatch import pack_linear
 from engine.kernels.linear.weights import DenseWeight, LinearWeight, dequantise, join
 from engine.kernels.mixture.moe import pack_experts, route
+from engine.kernels.pointwise.swiglu import swiglu
+from engine.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine.layers.parallel import ParallelGroup, own_shard, share
 from engine.layers.weight_source import WeightSource
+
+FUSED = "mlp.experts.gate_up_proj"
+"""Gate and up of all experts in one tensor, as transformers 5 holds, and may store, any family."""
+
+
+class GatedMLP:
+    """[T, hidden] -> [T, hidden]: down(silu(gate(x)) * up(x)), gate and up in one product."""
+
+    def __init__(
+        self,
+        source: WeightSource,
+        name: str,
+        hidden: int,
+        intermediate: int,
+        *,
+        bias: bool,
+        group: ParallelGroup,
+    ) -> None:
+        share(intermediate, group, "intermediate_size")
+        self._deterministic = source.deterministic
+        parts = ((f"{name}.gate_proj", intermediate), (f"{name}.up_proj", intermediate))
+        self._gate_up = ColumnParallelLinear(source, parts, hidden, bias=bias, group=group)
+        self._down = RowParallelLinear(
+            source, f"{name}.down_proj", intermediate, hidden, bias=bias, group=group
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._down(swiglu(self._gate_up(x), deterministic=self._deterministic))
 
 
 class ExpertNames(NamedTuple):
@@ -25,10 +56,6 @@ class ExpertNames(NamedTuple):
     gate: str
     up: str
     down: str
-
-
-FUSED = "mlp.experts.gate_up_proj"
-"""Gate and up of all experts in one tensor, as transformers 5 holds, and may store, any family."""
 
 
 class MixtureOfExperts:
