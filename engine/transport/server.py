@@ -13,7 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import ipaddress
 import logging
+import os
+import socket
+import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,13 +61,14 @@ from engine.transport.frames import (
     keep_alive,
     parse_address,
 )
-from engine.transport.sockets import SocketFile, bind_unix, is_loopback, socket_file
 from engine.transport.step_loop import Core, Result, StepLoop, refusal_of
 from engine.transport.usage_record import UsageRecord
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+SocketFile = tuple[int, int, int]
+"""Device, inode and time of birth: the number of an inode that is gone is soon given away again."""
 
 MAX_CONNECTIONS = 512
 MAX_PREPARING = 64
@@ -513,3 +518,46 @@ class EngineServer:
             for offered in (*self._orphans.values(), *self._broken_leases.values()):
                 for connection in tuple(self._connections):
                     self._send(connection, offered)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: where it leads is not known here
+        return False
+
+
+def socket_file(path: Path) -> SocketFile | None:
+    """Return which file stands at `path`; None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def bind_unix(address: UnixAddress) -> socket.socket:
+    """A bound socket that only this user can open; replaces what a dead engine left behind.
+
+    Raises `OSError`; `ConfigError` when an engine is alive there.
+    """
+    path = Path(address.path)
+    if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(address.path)
+                raise ConfigError(f"cannot listen on {address}: another process does")
+            except ConnectionRefusedError:
+                path.unlink()
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    umask = os.umask(0o177)
+    try:
+        bound.bind(address.path)
+    except OSError:
+        bound.close()
+        raise
+    finally:
+        os.umask(umask)
+    return bound

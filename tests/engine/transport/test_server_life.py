@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 import engine.transport.server
-import engine.transport.sockets
 import engine.transport.step_loop
 from engine.errors import (
     ConfigError,
@@ -286,6 +285,6 @@ async def test_tcp_on_any_free_port(
 
 def test_what_is_loopback() -> None:
     loopback = ["localhost", "127.0.0.1", "127.8.8.8", "::1"]
-    assert [engine.transport.sockets.is_loopback(host) for host in loopback] == [True] * 4
+    assert [engine.transport.server.is_loopback(host) for host in loopback] == [True] * 4
     elsewhere = ["0.0.0.0", "10.0.0.1", "::", "engine.example.org"]
-    assert [engine.transport.sockets.is_loopback(host) for host in elsewhere] == [False] * 4
+    assert [engine.transport.server.is_loopback(host) for host in elsewhere] == [False] * 4
