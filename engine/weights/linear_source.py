@@ -19,8 +19,7 @@ from engine.kernels.mixture.lora import deterministic, stack_adapters
 from engine.layers.lora import AdapterBatch, LoraLinear
 from engine.layers.parallel import WHOLE, Shard
 from engine.weights.adapters import Adapter
-from engine.weights.kv_scales import read_kv_scales
-from engine.weights.quantization import LayerShape, Tensors, quantization_method
+from engine.weights.quantization import LayerShape, Tensors, quantization_method, read_kv_scales
 
 Quantization = Literal["none", "int8", "fp8"]
 """The format that dense linear layers are converted to when they are loaded."""

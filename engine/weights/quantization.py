@@ -1,4 +1,5 @@
-"""How checkpoints store linear layers in fewer bits: `quantization_config` chooses the reader.
+"""How checkpoints store linear layers in fewer bits (`quantization_config` chooses the reader), and
+the scales of a float8 KV cache.
 
 Knows names of tensors and their packing, nothing of devices. Read are:
 
@@ -12,6 +13,16 @@ Knows names of tensors and their packing, nothing of devices. Read are:
     gptq                 qweight, qzeros, scales, g_idx: 4 or 8 bits (arXiv:2210.17323)
 
 Scales of activations are passed over: those of the token at hand are used instead, or none.
+
+The scales of a KV cache stand beside an attention layer's name, where `k` is either of k and v:
+
+    k_scale                llm-compressor, Quark and AutoFP8
+    k_proj.k_scale         ModelOpt
+    k_proj.output_scale    compressed-tensors before it named them k_scale
+    kv_scale               one for both
+
+Each is one number, of whatever shape, or one for each KV head. All mean that what is stored in the
+cache, times the scale, is the key. Nobody needs them where the cache is not float8.
 """
 
 from __future__ import annotations
@@ -24,6 +35,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError, UnsupportedModel
+from engine.kernels.attention.types import KVScales
 from engine.kernels.linear.weights import Fp8Weight, GroupedWeight, Int8Weight, LinearWeight
 from engine.layers.parallel import WHOLE, Shard
 
@@ -34,6 +46,7 @@ INT32 = ("I32",)
 WORD_BITS = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Nibble i of a word, from the low end, belongs to output AWQ_ORDER[i] of its eight."""
+KV_SCALE_NAMES = ("{0}_scale", "{0}_proj.{0}_scale", "{0}_proj.output_scale", "kv_scale")
 
 
 class LayerShape(NamedTuple):
@@ -297,3 +310,33 @@ def _unpack(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> T
         place = torch.argsort(torch.tensor(order, device=words.device))
         fields = fields.index_select(2, place)
     return fields.reshape(words.shape[0], words.shape[1] * per_word).to(torch.uint8)
+
+
+def read_kv_scales(tensors: Tensors, name: str, num_kv_heads: int, shard: Shard) -> KVScales | None:
+    """Return the scales of this rank's heads; None where nothing is stored. Raises ConfigError when
+    one of the two is missing, has another shape or is no scale.
+    """
+    stored = [_stored_kv_scale(tensors, name, which) for which in "kv"]
+    if stored == [None, None]:
+        return None
+    absent = next((which for which, found in zip("kv", stored, strict=True) if not found), None)
+    if absent is not None:
+        raise ConfigError(f"{name} has a scale for its cache, but {absent}_scale is missing")
+    k, v = (_read_kv_scale(tensors, str(found), num_kv_heads, shard) for found in stored)
+    return KVScales(k, v)
+
+
+def _stored_kv_scale(tensors: Tensors, name: str, which: str) -> str | None:
+    names = (f"{name}.{form.format(which)}" for form in KV_SCALE_NAMES)
+    return next((each for each in names if tensors.dtype_of(each) is not None), None)
+
+
+def _read_kv_scale(tensors: Tensors, name: str, num_kv_heads: int, shard: Shard) -> Tensor:
+    shape = tensors.shape_of(name)
+    if shape is None or torch.Size(shape).numel() not in (1, num_kv_heads):
+        shape = (num_kv_heads,)
+    scale = tensors.take_stored(name, shape, FLOAT_DTYPES).float().reshape(-1)
+    if not bool((scale.isfinite() & (scale > 0)).all()):
+        raise ConfigError(f"{name} is not a scale: {scale.tolist()}")
+    own = scale.expand(num_kv_heads).chunk(shard.parts)[shard.place]
+    return own.contiguous()

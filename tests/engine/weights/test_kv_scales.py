@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.errors import ConfigError
 from engine.layers.parallel import own_shard
 from engine.weights.checkpoint import Checkpoint, CheckpointWeights
-from engine.weights.kv_scales import read_kv_scales
+from engine.weights.quantization import read_kv_scales
 from engine.weights.reading import TensorReader
 from tests.engine import checkpoints, kv_scaled
 from tests.engine.weights.test_weights import load, ranks
