@@ -54,7 +54,7 @@ from gateway.bookkeeping.sweepers import CreditSweeper, start_superseded
 from gateway.cache_report.leases import CacheLeases, both
 from gateway.cache_report.report import CacheReport
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
-from gateway.files.wiring import open_files
+from gateway.files.store import open_files
 from gateway.fleet.engine.kept_prefixes import OnAsked
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route

@@ -16,12 +16,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from foundation.periodic import Flusher
 from gateway.columns import UNREADABLE
 from gateway.db import DATABASE_ERRORS
-from gateway.files.contents import Contents
+from gateway.files.contents import Contents, PostgresContents
 from gateway.files.errors import FilesError, FileStoreUnknown
 from gateway.files.files import SWEEP_BATCH, File, end_files, end_files_of_projects, forget_file
-from gateway.files.sealing import NAMES
+from gateway.files.sealing import NAMES, PURPOSE
 from gateway.files.uploads import FileTooLarge, Upload, begin_upload
+from gateway.resources import Resources
 from gateway.secret import Cipher
+from gateway.settings.load import Settings, read_secret
 
 log = logging.getLogger(__name__)
 
@@ -146,3 +148,44 @@ async def _following(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterato
     yield first
     async for piece in pieces:
         yield piece
+
+
+def open_files(settings: Settings, resources: Resources) -> FileStore:
+    """Open the file store of this process, until the stack of `resources` closes it. Raises:
+    SettingsError, where a credential of it is missing."""
+    db, system_db = resources.db, resources.system_db
+    cipher = Cipher(resources.secret, PURPOSE)
+    rows = PostgresContents(db, cipher)
+    elsewhere = open_s3(settings, resources)
+    files = FileStore(
+        db=db,
+        system_db=system_db,
+        contents=elsewhere or rows,
+        cipher=cipher,
+        others=() if elsewhere is None else (rows,),
+        max_file_bytes=settings.max_file_bytes,
+        max_org_bytes=settings.max_org_file_bytes,
+    )
+    files.start()
+    resources.stack.push_async_callback(files.close)
+    return files
+
+
+def open_s3(settings: Settings, resources: Resources) -> Contents | None:
+    stack, config = resources.stack, settings.file_store
+    if config is None:
+        return None
+    from gateway.files.s3_contents import S3Contents  # loads obstore: who has no store,
+    from gateway.files.strays import Strays  # and its bucket, needs neither
+
+    contents = S3Contents(
+        config,
+        access_key=read_secret(config.access_key_env, "file_store.access_key_env"),
+        secret_key=read_secret(config.secret_key_env, "file_store.secret_key_env"),
+        cipher=Cipher(resources.secret, PURPOSE),
+    )
+    stack.callback(contents.close)
+    strays = Strays(resources.system_db, contents)
+    strays.start()
+    stack.push_async_callback(strays.stop)
+    return contents
