@@ -11,7 +11,7 @@ import asyncio
 import hmac
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache, partial
 from importlib import import_module
@@ -37,11 +37,11 @@ from billing.invoices.invoicer import Invoicer
 from billing.ledger.spend_totals import ever_used
 from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool
+from engine.errors import EngineUnavailable
 from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet
 from gateway import routes
 from gateway.app.connection import LAST_REQUEST_S
-from gateway.app.engine_clients import await_engines, connect_engines
 from gateway.app.sealed_rows import periodic_sealing
 from gateway.auth.assembly.auth import open_auth
 from gateway.auth.errors import AuthError, MissingScope
@@ -51,7 +51,7 @@ from gateway.batches.states import MESSAGES as MESSAGES_PATH
 from gateway.bookkeeping.engine_counts import start_daily_agreement
 from gateway.bookkeeping.spend_reader import PostgresBooks
 from gateway.bookkeeping.sweepers import CreditSweeper, start_superseded
-from gateway.cache_report.leases import CacheLeases, both
+from gateway.cache_report.leases import CacheLeases, both, place_of
 from gateway.cache_report.report import CacheReport
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.files.store import open_files
@@ -103,6 +103,7 @@ from gateway.wire.surfaces import MESSAGES, RESPONSES, SURFACES
 
 log = logging.getLogger(__name__)
 
+ENGINE_WAIT_S = 10.0
 REDIS_TIMEOUT_S = 2.0
 MAX_REDIS_CONNECTIONS = 64
 SHIP_TIMEOUT_S = 10.0
@@ -424,6 +425,25 @@ async def open_limiter(settings: Settings, resources: Resources) -> Limiter:
     return limiter
 
 
+def connect_engines(
+    settings: Settings, settlement: CrashSettlement, leases: CacheLeases
+) -> dict[str, EngineClient]:
+    """Return a client for each in-repo model; each connects from now on."""
+    places = {model.name: model.engine for model in settings.models if model.engine is not None}
+    engines = {
+        name: EngineClient(
+            address,
+            on_orphan=partial(settlement.orphaned, name),
+            on_lease=partial(leases.heard, place_of(address)),
+        )
+        for name, address in places.items()
+    }
+    leases.watch({place_of(address): engines[name] for name, address in places.items()})
+    for client in engines.values():
+        client.start()
+    return engines
+
+
 async def open_fleet(
     settings: Settings, resources: Resources, engines: dict[str, EngineClient], leases: CacheLeases
 ) -> Fleet:
@@ -437,6 +457,16 @@ async def open_fleet(
     await fleet.start()
     stack.push_async_callback(fleet.close)
     return fleet
+
+
+async def await_engines(engines: Iterable[EngineClient]) -> None:
+    """Accept nobody before the engines answer, so that a worker which replaces another refuses no
+    request that the other would have served; but start all the same where an engine is away."""
+    try:
+        async with asyncio.timeout(ENGINE_WAIT_S):
+            await asyncio.gather(*(engine.wait_connected(ENGINE_WAIT_S) for engine in engines))
+    except (TimeoutError, EngineUnavailable):
+        log.warning("starting without every engine")
 
 
 def open_pool(settings: Settings, stack: AsyncExitStack, role: str) -> AsyncEngine:
