@@ -88,9 +88,14 @@ from gateway.routes.oauth import errors as oauth_errors
 from gateway.routes.oauth import protected_resources
 from gateway.routes.shared.guards import authenticate
 from gateway.routes.shared.idempotency import IdempotencyLayer, claim_key
-from gateway.routes.shared.near_paths import PathFinder, path_finder
 from gateway.routes.shared.openapi import complete, openapi_config
-from gateway.routes.shared.problem import asked_as, encode_error, with_vendor_status
+from gateway.routes.shared.problem import (
+    PathFinder,
+    asked_as,
+    encode_error,
+    path_finder,
+    with_vendor_status,
+)
 from gateway.routes.shared.request_state import CLIENT_LEFT, OUTCOME, REQUEST_ID
 from gateway.routes.shared.services import Services
 from gateway.secret import Secret

@@ -11,11 +11,15 @@ A handler has nothing to do: it raises what `gateway.http_errors` knows.
 `code`, `param` and `scope` are extension members (RFC 9457, 3.2): the code of the type, for people
 who would rather not take a URN apart, the field that is to blame, and what a credential lacks.
 `detail` is one of a closed set of texts: it repeats nothing that the caller wrote.
+
+Whoever asks for a path that is not there is told which one may be meant: the base URL that it was
+given lacks `/v1`, has it twice, or has something else before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 
 import msgspec
@@ -29,11 +33,17 @@ MEDIA_TYPE = "application/problem+json"
 OURS = "/v1/admin"
 ANTHROPIC = ("/v1/organizations/", "/v1/messages/")
 API, MESSAGES = "/v1/", "/v1/messages"
+API_BASE = "/v1"
 OF_BOTH = ("/v1/models", "/v1/files")
 VERSION_HEADER = b"anthropic-version"
 ERROR_EVENT = b"error"
 BLANK = "about:blank"
 """The type of what its status says already (RFC 9457, 4.2.1)."""
+PARAMETER = re.compile(r"\\\{[^}]*?(:path)?\\\}")
+MAX_PATH_CHARS = 512
+"""Nothing is suggested for a longer path."""
+
+PathFinder = Callable[[str], str | None]
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -112,3 +122,35 @@ def encode_error_event(http_error: HttpError, path: str, request_id: str | None)
     """Return an error as a server-sent event, for a stream whose headers are gone."""
     body, _ = encode_error(http_error, path, request_id)
     return sse.encode(body, ERROR_EVENT) if speaks_anthropic(path) else sse.encode(body)
+
+
+def path_finder(templates: Iterable[str]) -> PathFinder:
+    """Return a function from a path that is not there to one below `/v1` that is, if it is near.
+    `templates`: the paths of all routes."""
+    known = [to_pattern(each) for each in set(templates) if each.startswith(API)]
+
+    def find(path: str) -> str | None:
+        if len(path) > MAX_PATH_CHARS:
+            return None
+        return next(
+            (near for near in near_paths(path) if any(each.fullmatch(near) for each in known)), None
+        )
+
+    return find
+
+
+def near_paths(path: str) -> Iterator[str]:
+    """Yield what may be meant: with the prefix, and from its last place on."""
+    path = path.rstrip("/")
+    last = path.rfind(API)
+    if last > 0:
+        yield path[last:]
+    elif last < 0:
+        yield API_BASE + path
+
+
+def to_pattern(template: str) -> re.Pattern[str]:
+    def parameter(found: re.Match[str]) -> str:
+        return "[^/]+" if found[1] is None else ".+"
+
+    return re.compile(PARAMETER.sub(parameter, re.escape(template)))

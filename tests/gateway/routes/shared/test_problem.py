@@ -11,7 +11,7 @@ import pytest
 from litestar import Litestar
 
 from gateway.app.create import create_app
-from gateway.routes.shared.near_paths import path_finder
+from gateway.routes.shared.problem import path_finder
 from gateway.settings.load import load
 from gateway.telemetry import Telemetry
 
