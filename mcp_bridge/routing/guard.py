@@ -6,13 +6,15 @@ One object is injected: `Guard` itself for a bridge without trust, else a `trust
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Literal
 
 import msgspec
 
 from mcp_bridge.caller import Caller
+from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, Message, RpcError
 from mcp_bridge.provenance import clean_message, clean_requests
 from mcp_bridge.routing.catalog import Catalog, ServerListing, VisibleList
@@ -26,9 +28,13 @@ from mcp_bridge.routing.exchanges import (
     ResultEvent,
     WaitEvent,
 )
-from mcp_bridge.routing.notification_budget import NotificationBudget
 from mcp_bridge.upstream.upstream import Unreachable, Upstream, as_object
 from mcp_bridge.validation.message_shapes import answer_problem
+
+MAX_NOTIFICATIONS = 1000
+NOTIFICATIONS_PER_S = 20
+MAX_NOTIFICATION_BYTES = 4 * 1024 * 1024
+NOTIFICATION_BYTES_PER_S = 256 * 1024
 
 Outcome = Literal["done", "asked", "failed", "left"]
 """The outcome of a request that went out. `asked`: the client is to answer something first, and
@@ -131,6 +137,32 @@ class Guard:
 
 STORM = DeclinedEvent("notifications", "too_many_notifications")
 """Recorded once of a server that says more during a request than is passed on."""
+
+
+class NotificationBudget:
+    """Bounds the notifications of one exchange, by number and by bytes: a storm of them must not
+    keep its own answer. Both bounds refill: an hour of progress is no storm."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._at = clock, clock()
+        self._left, self._bytes_left = float(MAX_NOTIFICATIONS), float(MAX_NOTIFICATION_BYTES)
+
+    def take(self, message: Message) -> bool:
+        """Return whether one more is passed on. False: it is dropped, and costs nothing."""
+        now = self._clock()
+        passed, self._at = max(0.0, now - self._at), now
+        self._left = min(MAX_NOTIFICATIONS, self._left + passed * NOTIFICATIONS_PER_S)
+        self._bytes_left = min(
+            MAX_NOTIFICATION_BYTES, self._bytes_left + passed * NOTIFICATION_BYTES_PER_S
+        )
+        if self._left < 1:
+            return False
+        size = len(rpc.encode(message))
+        if self._bytes_left < size:
+            return False
+        self._left -= 1
+        self._bytes_left -= size
+        return True
 
 
 class GuardedExchange:

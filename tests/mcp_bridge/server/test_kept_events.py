@@ -9,8 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from foundation.tasks import TaskSet
-from mcp_bridge.routing.guard import Guard
-from mcp_bridge.routing.notification_budget import MAX_NOTIFICATIONS
+from mcp_bridge.routing.guard import MAX_NOTIFICATIONS, Guard
 from mcp_bridge.routing.sessions import (
     MAX_EVENTS,
     Session,
@@ -146,7 +145,7 @@ async def test_a_storm_of_notifications_is_bounded_and_kept_in_few_trips(
 
     monkeypatch.setattr(Sessions, "keep", counted_keep)
     monkeypatch.setattr(Guard, "note_declined", denied)
-    monkeypatch.setattr("mcp_bridge.routing.notification_budget.NOTIFICATIONS_PER_S", 0)
+    monkeypatch.setattr("mcp_bridge.routing.guard.NOTIFICATIONS_PER_S", 0)
     monkeypatch.setattr("mcp_bridge.server.streams.READER_PATIENCE_S", 60.0)
 
     def flooding(server: Server, writer: Any, message: Any) -> bytes:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mcp_bridge.protocol import rpc
-from mcp_bridge.routing import notification_budget as bounds
-from mcp_bridge.routing.notification_budget import NotificationBudget
+from mcp_bridge.routing import guard as bounds
+from mcp_bridge.routing.guard import NotificationBudget
 from tests.budget import examples
 
 
@@ -33,7 +33,7 @@ class Budget(RuleBasedStateMachine):
     def say(self, count: int, size: int) -> None:
         message = note(size)
         each = len(rpc.encode(message))
-        for _ in range(min(count, 3 * bounds.MAX_BYTES // each)):
+        for _ in range(min(count, 3 * bounds.MAX_NOTIFICATION_BYTES // each)):
             if self.budget.take(message):
                 self.passed += 1
                 self.passed_bytes += each
@@ -43,7 +43,10 @@ class Budget(RuleBasedStateMachine):
         assert (
             self.passed <= bounds.MAX_NOTIFICATIONS + bounds.NOTIFICATIONS_PER_S * self.now + 1e-6
         )
-        assert self.passed_bytes <= bounds.MAX_BYTES + bounds.BYTES_PER_S * self.now + 1
+        assert (
+            self.passed_bytes
+            <= bounds.MAX_NOTIFICATION_BYTES + bounds.NOTIFICATION_BYTES_PER_S * self.now + 1
+        )
 
 
 TestBudget = Budget.TestCase
@@ -60,6 +63,6 @@ def test_an_hour_of_progress_is_no_storm() -> None:
 
 def test_what_is_dropped_costs_nothing() -> None:
     budget = NotificationBudget(lambda: 0.0)
-    assert not budget.take(note(bounds.MAX_BYTES))
+    assert not budget.take(note(bounds.MAX_NOTIFICATION_BYTES))
     assert all(budget.take(note(0)) for _ in range(bounds.MAX_NOTIFICATIONS))
     assert not budget.take(note(0))
