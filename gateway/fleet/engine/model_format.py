@@ -22,7 +22,6 @@ from engine.text.output_parser.reading.reader import MAX_CALLS
 from engine.text.output_parser.reasoning import ReasoningState
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.choice_text import ChoiceParser
-from gateway.fleet.engine.folded_messages import folded
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes, find_breakpoints, to_prefixes
 from gateway.fleet.engine.message_places import chars_before, place_at
 from gateway.fleet.replica import MessagePlace
@@ -42,6 +41,7 @@ GOES_ON = "\ue0f0goes on\ue0f1"
 """Behind the beginning of an answer, while a template writes what stands around it."""
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """The template variables that switch thinking off: Qwen's and DeepSeek's."""
+FOLDED_ROLES = ("system", "user")
 
 
 class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,6 +249,31 @@ class ModelFormat:
         answer = None if form is None else form.grammar
         grammar = self._output.offered(tools, answer, max_calls=most, reasoning_state=state)
         return OutputForm(grammar, param if form is None else form.param)
+
+
+def folded(prompt: ChatPrompt) -> ChatPrompt | None:
+    """Return the conversation as strict chat templates take it: one system message, which is first,
+    then user and assistant in turns. What the system says later on is said by the user, and
+    messages in a row are one: agents instruct a model also within a conversation, and say things in
+    several messages. None: it has nothing of the kind. Its breakpoints are lost with their
+    places."""
+    messages: list[dict[str, Any]] = []
+    paths: list[str] = []
+    for index, message in enumerate(prompt.messages):
+        before = messages[-1] if messages else None
+        role = message["role"]
+        if role == "system" and before is not None and before["role"] != "system":
+            role = "user"
+        if before is not None and role in FOLDED_ROLES and before["role"] == role:
+            messages[-1] = {**before, "content": f"{before['content']}\n{message['content']}"}
+        else:
+            messages.append({**message, "role": role})
+            paths.append(prompt.path_of(index))
+    if len(messages) == len(prompt.messages):
+        return None
+    return msgspec.structs.replace(
+        prompt, messages=messages, message_paths=tuple(paths), breakpoints=()
+    )
 
 
 def refuse_more(fewest: int, max_model_len: int) -> None:
