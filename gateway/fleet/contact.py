@@ -1,7 +1,7 @@
 """Keeps what requests saw of an upstream: whether it is reachable, whether it accepts this
 gateway's credentials, and what went wrong last. It asks nobody.
 
-What one worker saw, the others learn (`gateway.health.shared_observations`): the latest holds.
+What one worker saw, the others learn (`gateway.health.readiness`): the latest holds.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 It asks few and seldom: Redis, Postgres and the disk once in `PROBE_INTERVAL_S`. Engines report by
 themselves, and an upstream is known by what requests saw of it: no request is made for its health.
+The workers of an installation share that, so that one which no request has led there yet knows it.
 
 Not ready (`missing`) is a worker that serves no request: its spool cannot record one, no replica is
 there that could run one, it drains, or its start is not over. All else is degraded: an upstream
@@ -15,8 +16,9 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from redis import exceptions as redis_errors
@@ -30,10 +32,10 @@ from billing.spool.quarantine import Quarantine
 from billing.spool.spool import Spool
 from foundation.periodic import Periodic
 from gateway.db import DATABASE_ERRORS
+from gateway.fleet.contact import Contact, Observation
 from gateway.fleet.replica import ObservedReplica
 from gateway.fleet.router import Fleet
 from gateway.health.component import Component, Health, Kind, State, Status, replica_component
-from gateway.health.shared_observations import SharedObservations
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,10 @@ FULL_BYTES = 256 * 1024
 """With less room the disk counts as full before a write fails: a few requests would fill it."""
 LOW_BYTES, LOW_SHARE = 64 * 1024 * 1024, 0.05
 """The disk runs low below either of them, whichever is less."""
+OBSERVATIONS_KEY = "tollgate:observations"
+OBSERVATIONS_KEPT_S = 24 * 60 * 60
+"""Observations are kept this long after the last change of any upstream."""
+ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Observation)
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +84,44 @@ class Store(msgspec.Struct):
         cause = getattr(error, "orig", None) or error
         self.state, self.detail, self.last_error = state, detail, type(cause).__name__
         self.last_error_at = int(time.time())
+
+
+class SharedObservations:
+    """Shares among the workers of an installation what each saw of its upstreams, in one hash of
+    Redis: a change is written within seconds. `redis` must not decode responses."""
+
+    def __init__(self, redis: Redis, replicas: Iterable[ObservedReplica]) -> None:
+        self._redis = redis
+        self._contacts: dict[bytes, Contact] = {
+            each.identity.encode(): each.contact for each in replicas
+        }
+
+    async def exchange(self) -> None:
+        """Write what was seen here since the last time, and learn what others saw.
+
+        Raises: RedisError, OSError.
+        """
+        if not self._contacts:
+            return
+        stored = await self._redis.hmget(OBSERVATIONS_KEY, list(self._contacts))
+        news: dict[Any, bytes] = {}
+        for (identity, contact), value in zip(self._contacts.items(), stored, strict=True):
+            known = self._decode(value)
+            contact.heard(known)
+            if contact.observation.seen_at > known.seen_at:
+                news[identity] = ENCODER.encode(contact.observation)
+        if news:
+            await self._redis.hset(OBSERVATIONS_KEY, mapping=news)
+            await self._redis.expire(OBSERVATIONS_KEY, OBSERVATIONS_KEPT_S)
+
+    @staticmethod
+    def _decode(stored: Any) -> Observation:
+        if stored is None:
+            return Observation()
+        try:
+            return DECODER.decode(stored)
+        except msgspec.DecodeError:  # of another version
+            return Observation()
 
 
 class Readiness:
