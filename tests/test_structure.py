@@ -15,7 +15,20 @@ from tests.test_tidy import ROOMS, ROOT, python_files, relative, tree_of
 
 MAX_MODULES = 16
 # Ground words that all of a room uses, what all handlers share, and one file for each migration.
-FULL_FOLDERS = {"gateway": 19, "gateway/routes/shared": 19, "migrations/versions": 1000}
+FULL_FOLDERS = {"gateway": 19, "gateway/routes/shared": 18, "migrations/versions": 1000}
+
+# Modules shorter than this belong in the one module that imports them.
+SHORT_LINES = 60
+# Folders where each entry is a file of its own, by a recipe of engine/README.md.
+FILES_BY_RECIPE = ("engine.kernels", "engine.models", "engine.text.output_parser.families")
+SHORT_MODULES = {
+    "engine.layers.embedding": "one file a layer; the decoder that imports them holds none",
+    "engine.layers.norm": "one file a layer; the decoder that imports them holds none",
+    "gateway.auth.oauth.rfc7009_revoke": "one file an RFC; its importer is the HTTP above it",
+    "gateway.fleet.engine.routes": "reads settings, which the replica beside it does not know;"
+    " twin of gateway.fleet.upstream.routes",
+    "gateway.routes.asgi.head": "one file an ASGI layer; its importer wires them",
+}
 
 # All that the gateway may import of the engine. A name stands for what lies below it, too.
 OF_THE_ENGINE = (
@@ -144,6 +157,20 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert circle == []
 
 
+def test_short_modules_belong_in_their_only_importer() -> None:
+    importers = Counter(other for imports in module_imports().values() for other in imports)
+    short = {
+        name
+        for name, path in modules().items()
+        if importers[name] == 1
+        and path.stem not in ("__init__", "__main__")
+        and len(path.read_text().splitlines()) < SHORT_LINES
+        and not name.startswith(tuple(f"{folder}." for folder in FILES_BY_RECIPE))
+    }
+    assert short - set(SHORT_MODULES) == set(), "fold them in, or join them with a sibling"
+    assert set(SHORT_MODULES) - short == set(), "no longer short and alone: drop the exception"
+
+
 def test_the_gateway_imports_of_the_engine_only_what_is_listed() -> None:
     others = {
         f"{name} -> {other}"
@@ -224,4 +251,4 @@ def test_classes_are_named_by_nouns() -> None:
 
 def test_the_rules_are_about_this_tree() -> None:
     assert all((ROOT / folder).is_dir() for folder in FULL_FOLDERS)
-    assert all(name in modules() for name in OF_THE_ENGINE)
+    assert all(name in modules() for name in (*OF_THE_ENGINE, *FILES_BY_RECIPE))
