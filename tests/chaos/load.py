@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from typing import Any
 
 import httpx
@@ -29,10 +30,29 @@ class Seen(msgspec.Struct):
     done: bool = False
 
 
-def client(stack: Stack) -> httpx.AsyncClient:
+class Customer(msgspec.Struct, frozen=True):
+    """An organization that a test has for itself, and its one key."""
+
+    org_id: str
+    key_id: str
+    key: str
+
+
+def new_customer(stack: Stack, *options: str) -> Customer:
+    """Found one, as soon as the stack serves again. `options`: of its key."""
+    stack.wait_ready()
+    name = f"org-{time.monotonic_ns()}"
+    org = json.loads(stack.run("orgs", "create", "--json", "--name", name))
+    stack.run("projects", "create", "--name", "default", "--org", name)
+    of_org = ("--name", name, "--org", name, *options)
+    key = json.loads(stack.run("keys", "create", "--json", *of_org))
+    return Customer(org_id=org["id"], key_id=key["id"], key=key["key"])
+
+
+def client(stack: Stack, key: str | None = None) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         base_url=stack.base_url,
-        headers={"authorization": f"Bearer {stack.credentials['api_key']}"},
+        headers={"authorization": f"Bearer {key or stack.credentials['api_key']}"},
         timeout=60,
         limits=httpx.Limits(max_connections=None),
     )
@@ -110,10 +130,11 @@ def wait_idle(stack: Stack) -> None:
     stack.wait_metric("tollgate_spool_backlog_events", 0, timeout_s=60)
 
 
-async def billed(stack: Stack, kind: str) -> int:
+async def billed(stack: Stack, kind: str, org: str = "%") -> int:
     """Output tokens of all events of a kind."""
     ((total,),) = await stack.sql(
-        f"SELECT coalesce(sum(output), 0) FROM usage_events WHERE kind = '{kind}'"
+        "SELECT coalesce(sum(output), 0) FROM usage_events "
+        f"WHERE kind = '{kind}' AND org LIKE '{org}'"
     )
     return int(total)
 

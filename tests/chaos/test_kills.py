@@ -1,6 +1,7 @@
-"""Clients that leave at random, and kill -9 of each part under load: what was acknowledged is
-billed once, nothing twice, nothing lost. What comes back is the next test's: first those that count
-every token since the engine's start, then those that end an engine."""
+"""Clients that leave at random, and kill -9 of the engine, of Postgres and of the parent under load
+(`test_killed_gateway` kills gateways, `test_redis_killed` Redis): what was acknowledged is billed
+once, nothing twice, nothing lost. What comes back is the next test's: first those that count every
+token since the engine's start, then those that end an engine."""
 
 from __future__ import annotations
 
@@ -45,12 +46,14 @@ def stack() -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Stack]:
+    """Start two workers: one serves while the other is replaced."""
     with running(workers=2) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[Stack]:
+    """Start an engine that is soon taken for hung, as a busy one would be in all other tests."""
     with running(config=IMPATIENT) as started:
         yield started
 
