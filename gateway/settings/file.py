@@ -128,6 +128,7 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     replica: list[WrittenReplica] = []
     context_window: PositiveInt | None = None
     max_output_tokens: PositiveInt | None = None
+    max_image_tokens: PositiveInt | None = None
     tokenizer: Path | None = None
     unknown_fields: UnknownFields | None = None
     """None: as `[compat]` has it, and so the next."""

@@ -45,6 +45,7 @@ KV_CACHE_SIZES = {"kv_cache_bytes", "kv_cache_fraction", "num_blocks"}
 UPSTREAMS_OWN = (
     *("upstream_model", "api_key_env", "max_concurrency", "max_tokens_field"),
     *("takes_reasoning_effort", "tokenizer", "context_window", "max_output_tokens"),
+    "max_image_tokens",
 )
 """Options that only apply to upstreams."""
 ENGINES_OWN = (
@@ -120,6 +121,8 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     """Tokens; None: the engine says, or the upstream refuses."""
     max_output_tokens: PositiveInt | None = None
     """The upstream's own bound on one choice's output, if no bound is given."""
+    max_image_tokens: PositiveInt | None = None
+    """The most that it counts for an image; None: the most that any vendor states."""
     tokenizer: Path | None = None
     """tokenizer.json or its folder, to count an upstream's input exactly."""
     unknown_fields: UnknownFields | None = None
@@ -295,6 +298,7 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
         ),
         context_window=model.context_window,
         max_output_tokens=model.max_output_tokens,
+        max_image_tokens=model.max_image_tokens,
         tokenizer=None if model.tokenizer is None else model.tokenizer.absolute(),
         unknown_fields=model.unknown_fields,
     )

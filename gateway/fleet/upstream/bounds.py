@@ -6,9 +6,10 @@ is reserved, and nothing is sent that was not asked for. No more than the bound 
 The argument, without a tokenizer: a vocabulary spends at most one token on a byte of UTF-8, so the
 bytes of the body bound its texts, normalized in whatever way. To them come what a chat template
 writes around each message and around all, and, of what it writes out anew (tools, schemas), as
-much again. With the upstream's tokenizer the texts count as they are. Images, files and sounds are
-bounded by nothing that we see; nor is what is not a text of a message. Those are refused, unless
-the configuration has the `context_window`, which no input exceeds.
+much again. With the upstream's tokenizer the texts count as they are. An image counts as
+`image_bound` says, whatever its bytes are. Files and videos are bounded by nothing that we see (a
+document's text is compressed, a URL says nothing); nor is what is not a text of a message. Those
+are refused under a cap, unless the configuration has the `context_window`, which no input exceeds.
 
 What an upstream counts beyond is disputed (`usage_claim`): a template that writes more than that is
 the operator's cost, and so is an upstream that reads or writes beyond its window or bound.
@@ -24,7 +25,14 @@ import msgspec
 
 from foundation.normal_forms import size_decomposed
 from gateway.fleet.replica import PreparedRequest
+from gateway.fleet.upstream.image_bound import (
+    IMAGE_TOKENS,
+    is_image,
+    parts_beside_text,
+    total_of,
+)
 from gateway.fleet.upstream.input_estimate import (
+    TOKENS_PER_MEDIUM,
     Encode,
     estimate_input_tokens,
     estimate_tokens,
@@ -32,6 +40,7 @@ from gateway.fleet.upstream.input_estimate import (
     parts_of,
 )
 from gateway.generate_request import GenerateRequest, MaxTokensField, PlainPrompt
+from gateway.generation_events import MeteredUsage
 from gateway.request_errors import UnsupportedField
 
 DEFAULT_MAX_OUTPUT_TOKENS = 16_384
@@ -49,7 +58,6 @@ TEMPLATE_TOKENS_OF_TOOLS = 1024
 """How to call them; vendors state up to some 700."""
 REWRITTEN = ("tools", "functions", "response_format")
 """With indents, quotes and words of the template's own."""
-TEXT_PARTS = ("text", "refusal")
 TEXT_FIELDS = frozenset(
     {
         *("role", "content", "name", "tool_calls", "function_call", "tool_call_id", "refusal"),
@@ -89,6 +97,8 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
     field: MaxTokensField
     """The field for the output bound that the upstream knows."""
     encode: Encode | None
+    image_tokens: int = IMAGE_TOKENS
+    """The most that one image counts."""
 
     def input_size(self, body: dict[str, Any], payload: bytes, is_capped: bool) -> InputSize:
         """Raises: UnsupportedField, of what is capped and has no bound."""
@@ -102,7 +112,7 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
                     " spending: nobody could say what it costs before it is read.",
                     param=unbounded,
                 )
-        if not is_capped and encode is None:
+        if not is_capped and encode is None and next(parts_beside_text(body), None) is None:
             return InputSize(estimate, None)
         return InputSize(estimate, self._most_input(body, payload, estimate))
 
@@ -114,7 +124,8 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
         if unbounded_field(body) is not None:
             return self._window
         counted = None if self._encode_of(payload) is None else estimate
-        return min(most_input_tokens(body, payload, counted), self.context_window or sys.maxsize)
+        most = most_input_tokens(body, payload, counted, self.image_tokens)
+        return min(most, self.context_window or sys.maxsize)
 
     @property
     def _window(self) -> int:
@@ -137,6 +148,20 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
             min(estimate, self._window * len(prompts)),
             lambda: self._most_plain(prompts, payload, estimate),
         )
+
+    def is_surely_false(
+        self,
+        usage: MeteredUsage,
+        prepared: PreparedRequest,
+        to_body: Callable[[GenerateRequest], dict[str, Any]],
+    ) -> bool:
+        """Tell whether a claim that is disputed can be the upstream's fault alone. What a part
+        beside text counts as is up to its sender, too: with such parts a tenant could have an
+        upstream rest, for all others as well."""
+        if usage.disputed_output or usage.prompt_tokens + usage.disputed_input > self._window:
+            return True
+        request = prepared.request
+        return request.plain is not None or next(parts_beside_text(to_body(request)), None) is None
 
     def most_output(self, prepared: PreparedRequest) -> int:
         """Return the tokens of output that may be billed, over all choices: as many as the upstream
@@ -207,13 +232,18 @@ def names_bound(body: dict[str, Any]) -> bool:
     return any(body.get(name) for name in MAX_TOKENS_FIELDS)
 
 
-def most_input_tokens(body: dict[str, Any], payload: bytes, counted: int | None) -> int:
-    """Bound the tokens of the input. `counted`: what a tokenizer found in the texts; what else
-    there is counts by its bytes."""
+def most_input_tokens(
+    body: dict[str, Any], payload: bytes, counted: int | None, image_tokens: int
+) -> int:
+    """Bound the tokens of the input. `counted`: the estimate with what a tokenizer found in the
+    texts; what else there is counts by its bytes, and each image as `image_tokens`."""
     most = most_bytes(payload)
     if counted is not None:
-        texts, _ = parts_of(body)
+        texts, num_media = parts_of(body)
         most = counted + len(payload) - sum(len(text.encode(errors="replace")) for text in texts)
+        most -= TOKENS_PER_MEDIUM * num_media
+    images = total_of(body)
+    most += image_tokens * images.num_images - images.data_bytes
     most += TEMPLATE_TOKENS + TEMPLATE_TOKENS_PER_MESSAGE * len(body["messages"])
     if body.get("tools") or body.get("functions"):
         most += TEMPLATE_TOKENS_OF_TOOLS
@@ -237,8 +267,4 @@ def unbounded_field(body: dict[str, Any]) -> str | None:
         for name, value in message.items():
             if name not in TEXT_FIELDS and value is not None:
                 return f"messages[{position}].{name}"[:100]
-        content = message.get("content")
-        for index, part in enumerate(content if isinstance(content, list) else ()):
-            if part.get("type") not in TEXT_PARTS:
-                return f"messages[{position}].content[{index}]"
-    return None
+    return next((path for path, part in parts_beside_text(body) if not is_image(part)), None)

@@ -52,6 +52,7 @@ from gateway.fleet.upstream.body import to_chat_body
 from gateway.fleet.upstream.bounds import UpstreamBounds, names_bound, without_bound
 from gateway.fleet.upstream.claim_breaker import ClaimBreaker
 from gateway.fleet.upstream.errors import HIDDEN, to_fleet_error
+from gateway.fleet.upstream.image_bound import IMAGE_TOKENS
 from gateway.fleet.upstream.input_estimate import Encode
 from gateway.fleet.upstream.meter import BrokenAnswer, UpstreamMeter
 from gateway.fleet.upstream.stream_bound import IDLE_TIMEOUT_S, StreamBound
@@ -103,6 +104,7 @@ class UpstreamReplica:
         weight: int = 1,
         context_window: int | None = None,
         max_output_tokens: int | None = None,
+        max_image_tokens: int | None = None,
         max_tokens_field: MaxTokensField = "max_tokens",
         takes_reasoning_effort: bool = False,
         encoding: Encode | None = None,
@@ -116,7 +118,13 @@ class UpstreamReplica:
         self.identity = identity_of(name, base_url, upstream_model, api_key)
         self._upstream_model = upstream_model
         self._hidden = dict.fromkeys(names_of(base_url, api_key), HIDDEN)
-        self._bounds = UpstreamBounds(context_window, max_output_tokens, max_tokens_field, encoding)
+        self._bounds = UpstreamBounds(
+            context_window,
+            max_output_tokens,
+            max_tokens_field,
+            encoding,
+            max_image_tokens or IMAGE_TOKENS,
+        )
         self._takes_reasoning_effort = takes_reasoning_effort
         self._room = room
         self._claims = claims or ClaimBreaker(clock=clock)
@@ -440,7 +448,10 @@ class UpstreamReplica:
         """Note what a whole answer tells of the upstream: its speed, and whether its word is
         good."""
         usage = attempt.meter.usage
-        if self._claims.note(is_disputed=usage.is_disputed):
+        is_false = usage.is_disputed and self._bounds.is_surely_false(
+            usage, attempt.prepared, self._to_body
+        )
+        if is_false == usage.is_disputed and self._claims.note(is_disputed=is_false):
             self.contact.failed("failing", "it claims more tokens than it may")
             log.error(
                 "upstream %s claims more than it may, %d answers in a row: it rests for %.0f s",

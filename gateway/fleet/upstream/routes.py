@@ -28,6 +28,7 @@ def upstream_route(model: ModelConfig, threads: PrepareThreads, settings: Settin
             weight=each.weight,
             context_window=model.context_window,
             max_output_tokens=model.max_output_tokens,
+            max_image_tokens=model.max_image_tokens,
             max_tokens_field=each.max_tokens_field,
             takes_reasoning_effort=each.takes_reasoning_effort,
             encoding=encode,

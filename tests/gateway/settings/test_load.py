@@ -102,7 +102,7 @@ def test_the_sample_file_says_what_the_defaults_are() -> None:
 def test_an_upstream_is_told_how_much_it_may_write_where_it_looks_for_it() -> None:
     newer = "max_tokens_field = 'max_completion_tokens'\n"
     of_each = "[[model.replica]]\nupstream = 'http://h/v1'\n"
-    bounds = "max_output_tokens = 4096\n"
+    bounds = "max_output_tokens = 4096\nmax_image_tokens = 1600\n"
     for text, fields in (
         ("upstream = 'http://h/v1'\n" + bounds + newer, ["max_completion_tokens"]),
         (bounds + of_each + newer + of_each, ["max_completion_tokens", "max_tokens"]),
@@ -110,7 +110,7 @@ def test_an_upstream_is_told_how_much_it_may_write_where_it_looks_for_it() -> No
         write(MODEL + text)
         (model,) = load({}, {}).models
         assert [each.max_tokens_field for each in model.replicas] == fields
-        assert model.max_output_tokens == 4096
+        assert (model.max_output_tokens, model.max_image_tokens) == (4096, 1600)
 
 
 def test_an_upstream_takes_hints_at_how_much_to_think_where_that_is_said() -> None:

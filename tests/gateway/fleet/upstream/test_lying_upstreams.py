@@ -18,7 +18,9 @@ from billing.events import DisputedUsage
 from billing.pricing.rating import rate
 from gateway.fleet.errors import ReplicaUnavailable
 from gateway.fleet.router import Route
+from gateway.fleet.upstream.bounds import MOST_TOKENS
 from gateway.fleet.upstream.claim_breaker import ClaimBreaker
+from gateway.fleet.upstream.image_bound import IMAGE_TOKENS
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.generate_request import GenerateRequest, under_a_cap
 from gateway.inference.generate import RateLimited
@@ -203,10 +205,88 @@ async def test_an_input_without_a_cap_is_bounded_by_its_bytes_or_by_a_tokenizer(
     counted = (await run(make_replica(encoding=lambda text: [0] * 10), asked))[-1].usage
     assert by_bytes is not None and 1000 < by_bytes.prompt_tokens < 2000
     assert counted is not None and 10 < counted.prompt_tokens < 500
-    image = {"type": "image_url", "image_url": {"url": "https://images.example/1.png"}}
-    seen = chat(messages=[{"role": "user", "content": [image]}], max_tokens=5)
-    usage = (await run(make_replica(), seen))[-1].usage
-    assert usage is not None and usage.prompt_tokens == 50_000, "nobody here knows its size"
+
+
+def image(url: str = "https://images.example/1.png", **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}, **more}
+
+
+MEGABYTE = "A" * 2**20
+FRAME = 1000
+"""The texts around the images, their URLs and a template are less."""
+IMAGES: list[tuple[list[dict[str, Any]], dict[str, Any], int]] = [
+    ([image()], {}, IMAGE_TOKENS),
+    ([image(), image(text="a caption")], {}, 2 * IMAGE_TOKENS),
+    ([image(f"data:image/png;base64,{MEGABYTE}")], {}, IMAGE_TOKENS),
+    ([image(f"DATA:Image/jpeg;base64,{MEGABYTE}")] * 2, {"max_image_tokens": 9}, 2 * 9),
+    ([{"type": "image_url", "image_url": "https://images.example/1.png"}], {}, IMAGE_TOKENS),
+    ([image()], {"max_image_tokens": 1600}, 1600),
+    ([image()], {"max_image_tokens": 1600, "encoding": lambda text: [0] * len(text)}, 1600),
+    ([image()], {"max_image_tokens": 10**6, "context_window": 32_768}, 32_768),
+]
+
+
+@pytest.mark.parametrize(("parts", "options", "most"), IMAGES)
+@pytest.mark.parametrize("is_capped", [True, False])
+async def test_an_image_is_bounded_by_what_vendors_state_whatever_its_bytes_are(
+    upstream: Upstream,
+    make_replica: Make,
+    chat: Chat,
+    parts: list[dict[str, Any]],
+    options: dict[str, Any],
+    most: int,
+    is_capped: bool,
+) -> None:
+    asked = chat(messages=[{"role": "user", "content": parts}], max_tokens=5)
+    asked = under_a_cap(asked) if is_capped else asked
+    replica = make_replica(**options)
+    held = (await replica.prepare(asked)).most_input_tokens
+    assert held is not None and most <= held < most + FRAME
+    for claimed in (held, held + 1, TRILLION):
+        upstream.script = claiming({**TOLD, "prompt_tokens": claimed, "total_tokens": claimed + 3})
+        usage = (await run(replica, asked))[-1].usage
+        assert usage is not None
+        assert (usage.prompt_tokens, usage.disputed_input) == (held, claimed - held)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        image("data:application/pdf;base64,eA=="),
+        {"type": "file", "file": {"file_data": "data:application/pdf;base64,eA=="}},
+        {"type": "video_url", "video_url": {"url": "https://images.example/1.mp4"}},
+    ],
+)
+async def test_documents_and_videos_are_bounded_by_the_window_alone(
+    upstream: Upstream, make_replica: Make, chat: Chat, part: dict[str, Any]
+) -> None:
+    upstream.script = claiming({**TOLD, "prompt_tokens": TRILLION})
+    asked = chat(messages=[{"role": "user", "content": [part]}], max_tokens=5)
+    for options, most in (({}, MOST_TOKENS), ({"context_window": 32_768}, 32_768)):
+        usage = (await run(make_replica(**options), asked))[-1].usage
+        assert usage is not None and usage.prompt_tokens == most
+
+
+async def test_no_tenant_has_an_upstream_rest_by_what_it_sends(
+    upstream: Upstream, make_replica: Make, chat: Chat
+) -> None:
+    """A claim for an image counts against its upstream only if no window holds as much."""
+    claims = ClaimBreaker(2)
+    replica = make_replica(claims=claims)
+    asked = chat(messages=[{"role": "user", "content": [image()]}], max_tokens=5)
+    upstream.script = claiming({**TOLD, "prompt_tokens": 2 * IMAGE_TOKENS})
+    for _ in range(3):
+        events = await run(replica, asked)
+        assert events[-1].usage is not None and events[-1].usage.is_disputed
+    assert claims.num_in_a_row == 0 and replica.health().available
+    upstream.script = claiming({**TOLD, "prompt_tokens": MOST_TOKENS + 1})
+    await run(replica, asked)
+    upstream.script = claiming({**TOLD, "prompt_tokens": 2 * IMAGE_TOKENS})
+    await run(replica, asked)
+    assert claims.num_in_a_row == 1, "it says nothing, for or against"
+    upstream.script = claiming({**TOLD, "completion_tokens": 6})
+    await run(replica, asked)
+    assert not replica.health().available
 
 
 def embedding(prompt: Any) -> GenerateRequest:

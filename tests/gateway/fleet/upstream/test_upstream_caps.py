@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 from gateway.fleet.errors import DeadlinePassed
 from gateway.fleet.router import Route
 from gateway.fleet.upstream.bounds import DEFAULT_MAX_OUTPUT_TOKENS, most_bytes
+from gateway.fleet.upstream.image_bound import IMAGE_TOKENS
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.generate_request import GenerateRequest, bounded_to, under_a_cap
 from gateway.inference.generate import RateLimited
@@ -155,8 +156,9 @@ async def test_what_is_held_of_an_answer_can_be_set(make_replica: Make, chat: Ch
 
 
 UNBOUNDED = [
-    (seen(**IMAGE), "messages[0].content[1]"),
-    (seen(**IMAGE, text="a caption"), "messages[0].content[1]"),
+    (seen(type="image_url", image_url={"url": "data:text/html,x"}), "messages[0].content[1]"),
+    (seen(type="image_url", image_url={"id": 1}), "messages[0].content[1]"),
+    (seen(type="video_url", text="a caption"), "messages[0].content[1]"),
     (seen(type="file", file={"file_id": "file-1"}), "messages[0].content[1]"),
     ({"messages": [{"role": "assistant", "audio": {"id": "audio_1"}}]}, "messages[0].audio"),
     ({"messages": [{"role": "user", "content": "x", "images": ["eA=="]}]}, "messages[0].images"),
@@ -174,6 +176,19 @@ async def test_what_nobody_can_bound_is_refused_by_name(
     assert raised.value.param == param and f"'{param}'" in raised.value.message
     prepared = await make_replica(context_window=5000).prepare(under_a_cap(chat(**fields)))
     assert prepared.most_input_tokens == 5000, "no input is larger than its window"
+
+
+async def test_an_image_is_held_at_the_most_that_a_vendor_counts_for_it(
+    till: CappedOffice, upstream: Upstream, chat: Chat
+) -> None:
+    """And is refused where that does not fit, before anybody is asked."""
+    asked = chat(max_tokens=10, **seen(**IMAGE))
+    with pytest.raises(RateLimited):
+        await till.ask(asked, IMAGE_TOKENS * 1000)
+    assert upstream.exchanges == []
+    cap_nano = (IMAGE_TOKENS + 1000) * 1000
+    await till.ask(asked, cap_nano)
+    assert 0 < await till.counted() <= cap_nano
 
 
 async def test_a_tokenizers_count_is_held_instead_of_bytes(make_replica: Make, chat: Chat) -> None:

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from billing.events import Band, Price, PriceSet
 from gateway.fleet.upstream.answer_bound import BYTES_PER_TOKEN, LONG_TOKEN_BYTES, SLACK_BYTES
+from gateway.fleet.upstream.bounds import UpstreamBounds
 from gateway.fleet.upstream.meter import BrokenAnswer, UpstreamMeter
 from gateway.fleet.upstream.usage_claim import (
     MOST_COUNT,
@@ -153,17 +154,65 @@ def test_one_count_that_cannot_be_read_does_not_hide_the_others() -> None:
     assert read_claim(json.dumps(usage).encode()) == MeteredUsage(uncached_input=5)
 
 
+SAID = {"type": "text", "text": "What is seen?"}
+LINKED = {"type": "image_url", "image_url": {"url": "https://images.example/1.png"}}
+INLINE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 5000}}
+
+
+@given(
+    st.text(max_size=50),
+    st.lists(st.sampled_from([LINKED, INLINE]), max_size=5),
+    st.integers(1, 10**6),
+    st.booleans(),
+)
+def test_a_request_is_bounded_by_its_text_and_its_images(
+    text: str, images: list[Any], image_tokens: int, counts: bool
+) -> None:
+    """Each image adds as much as any other, and none of its bytes."""
+    encode = (lambda told: [0] * len(told.encode(errors="replace"))) if counts else None
+    bounds = UpstreamBounds(None, None, "max_tokens", encode, image_tokens)
+
+    def most(*parts: Any) -> int:
+        body = {"messages": [{"role": "user", "content": [{"type": "text", "text": text}, *parts]}]}
+        payload = json.dumps(body, ensure_ascii=False).encode(errors="replace")
+        found = bounds.input_size(body, payload, is_capped=True).most
+        assert found is not None
+        return found
+
+    alone, seen = most(), most(*images)
+    size_bytes = len(text.encode(errors="replace"))
+    assert alone >= size_bytes
+    added = seen - alone - image_tokens * len(images)
+    assert 0 <= added <= len(images) * len(json.dumps(LINKED) + ", ")
+
+
 class UpstreamWord(RuleBasedStateMachine):
     """An upstream that says anything in any order. The model: what was claimed last, and what was
     written since."""
 
     @initialize(
-        most_input=st.integers(1, 300), most_output=st.integers(0, 60), estimate=st.integers(1, 400)
+        window=st.none() | st.integers(1, 300),
+        images=st.lists(st.sampled_from([LINKED, INLINE]), max_size=3),
+        image_tokens=st.integers(1, 90),
+        most_output=st.integers(0, 60),
+        estimate=st.integers(1, 400),
     )
-    def begin(self, most_input: int, most_output: int, estimate: int) -> None:
-        self.bounds = UsageBound(most_input, most_output)
+    def begin(
+        self,
+        window: int | None,
+        images: list[Any],
+        image_tokens: int,
+        most_output: int,
+        estimate: int,
+    ) -> None:
+        """The bound is what is held of a request with those images."""
+        body = {"messages": [{"role": "user", "content": [SAID, *images]}]}
+        bounds = UpstreamBounds(window, None, "max_tokens", None, image_tokens)
+        size = bounds.input_size(body, json.dumps(body).encode(), is_capped=True)
+        assert size.most is not None
+        self.bounds = UsageBound(size.most, most_output)
         self.meter = new_meter(
-            input_tokens=estimate, most_input=most_input, most_output=most_output, n=2
+            input_tokens=estimate, most_input=size.most, most_output=most_output, n=2
         )
         self.claimed: MeteredUsage | None = None
         self.shown: list[int] = []
