@@ -70,7 +70,7 @@ def _events(entry: QuarantinedRecord, claims: list[Claim]) -> tuple[list[UsageEv
         return claimed, True
     if attempt is not None:
         own = [it for it in claimed if it.id == attempt.attempt.id]
-        if attempt.checkpoint is None and own:
+        if own and not attempt.has_usage:
             return [msgspec.structs.replace(own[0], attempt=attempt.attempt, estimated=True)], False
         return [attempt.recovered()], True
     records = [claim.record for claim in claims]
@@ -79,7 +79,7 @@ def _events(entry: QuarantinedRecord, claims: list[Claim]) -> tuple[list[UsageEv
         opened = [it for it in opened if it.id == checkpoint.attempt_id]
         return [OpenAttempt(it, checkpoint).recovered() for it in opened], False
     carried = [each for it in records if isinstance(it, SegmentStart) for each in it.open]
-    recovered = [each.recovered() for each in carried if each.checkpoint is not None]
+    recovered = [each.recovered() for each in carried if each.has_usage]
     return [*(msgspec.structs.replace(it, estimated=True) for it in claimed), *recovered], False
 
 

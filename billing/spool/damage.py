@@ -163,7 +163,7 @@ class Examination:
 
     def _leave_settled(self, attempt: OpenAttempt | None) -> None:
         """Leave an attempt to the person who decides on it, unless it is billed anyway."""
-        if attempt is not None and attempt.checkpoint is None:
+        if attempt is not None and not attempt.has_usage:
             self._handled.add(attempt.attempt.id)
             if self._unmatched.pop(attempt.attempt.id, None):
                 self.ended.add(attempt.attempt.id)
@@ -196,7 +196,7 @@ class Examination:
             return
         finding.outcome = "billed" if all(claim.is_one for claim in claims) else "unresolved"
         for each in matches:
-            if each.checkpoint is None:
+            if not each.has_usage:
                 self.ended.add(each.attempt.id)
                 finding.outcome, finding.attempt = "unresolved", each
             elif self._is_sealed:
@@ -234,8 +234,8 @@ class Examination:
                 self._end(finding, claims, rest)
                 return
         if self._is_sealed:
-            self.closes += [it.recovered() for it in rest if it.checkpoint is not None]
-            rest = [it for it in rest if it.checkpoint is None]
+            self.closes += [it.recovered() for it in rest if it.has_usage]
+            rest = [it for it in rest if not it.has_usage]
         for finding, claims in left:
             requests = {it.attempt.request_id for it in rest}
             requests |= {request for claim in claims for request in claim.requests}

@@ -15,8 +15,9 @@ from typing import NamedTuple
 from zlib import crc32
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from billing.events import Attempt, Quantities, UsageEvent
+from billing.events import Attempt, DisputedUsage, Quantities, UsageEvent
 
 FORMAT_VERSION = 1
 MAGIC = b"\xf5TG\x9c"
@@ -37,6 +38,8 @@ class Checkpoint(msgspec.Struct, frozen=True, tag_field="t", tag="checkpoint"):
     estimated: bool
     at: float
     """Unix seconds."""
+    disputed: DisputedUsage | UnsetType = UNSET
+    """The claims of the upstream beyond it, by now."""
 
 
 class CloseRecord(msgspec.Struct, frozen=True, tag_field="t", tag="close"):
@@ -53,6 +56,11 @@ class OpenAttempt(msgspec.Struct, frozen=True):
     attempt: Attempt
     checkpoint: Checkpoint | None = None
 
+    @property
+    def has_usage(self) -> bool:
+        """Tell whether its last checkpoint bills anything: one may only say what is disputed."""
+        return self.checkpoint is not None and self.checkpoint.quantities != Quantities()
+
     def recovered(self) -> UsageEvent:
         """Return the event of an attempt whose gateway died. Without a checkpoint its quantities
         are zero; it tells `reconcile` the attempt's org."""
@@ -63,6 +71,7 @@ class OpenAttempt(msgspec.Struct, frozen=True):
             occurred_at=last.at if last else self.attempt.admitted_at,
             estimated=last.estimated if last else False,
             finish="recovered",
+            disputed=last.disputed if last else UNSET,
         )
 
 

@@ -40,9 +40,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from billing.errors import SpoolBroken, SpoolError, SpoolFull
-from billing.events import Attempt, Quantities, UsageEvent
+from billing.events import Attempt, DisputedUsage, Quantities, UsageEvent
 from billing.spool.directory import NO_ROOM, Batch, SpoolDirectory
 from billing.spool.format import (
     Checkpoint,
@@ -190,9 +191,16 @@ class Spool:
             raise copy(failure)
         self._append(OpenRecord(attempt))
 
-    def checkpoint(self, attempt_id: str, quantities: Quantities, estimated: bool) -> None:
-        """Record, buffered, the usage so far, input included: it is billed if this process dies."""
-        record = Checkpoint(attempt_id, quantities, estimated, time.time())
+    def checkpoint(
+        self,
+        attempt_id: str,
+        quantities: Quantities,
+        estimated: bool,
+        disputed: DisputedUsage | UnsetType = UNSET,
+    ) -> None:
+        """Record, buffered, the usage so far, input included: it is billed if this process dies.
+        `disputed`: what its upstream claims beyond, recorded then, too."""
+        record = Checkpoint(attempt_id, quantities, estimated, time.time(), disputed)
         if self._failure is None:
             self._append(record)
         else:

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from billing.events import Attempt, Quantities, UsageEvent
+from billing.events import Attempt, DisputedUsage, Quantities, UsageEvent
 from gateway.batches.endpoints import LineEndpoint
 from gateway.batches.lines import EndedLine, LeasedLine
 from gateway.fleet.errors import ReplicaDied, ReplicaUnreadable
@@ -59,7 +60,13 @@ class LineAccount:
     def attempt_opened(self, attempt: Attempt) -> None:
         """Ignore the begin of an attempt: a crashed one is void."""
 
-    def checkpoint(self, attempt_id: str, quantities: Quantities, estimated: bool) -> None:
+    def checkpoint(
+        self,
+        attempt_id: str,
+        quantities: Quantities,
+        estimated: bool,
+        disputed: DisputedUsage | UnsetType = UNSET,
+    ) -> None:
         """Ignore a checkpoint of an attempt that may yet be void."""
 
     async def void(self, attempt_id: str) -> None:

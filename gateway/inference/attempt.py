@@ -11,9 +11,10 @@ from contextlib import aclosing
 from functools import partial
 
 import msgspec
+from msgspec import UNSET
 
 from billing.errors import SpoolFull
-from billing.events import Attempt, as_waste
+from billing.events import Attempt, Quantities, as_waste
 from billing.pricing.rating import RatedUsage
 from billing.spool.spool import Spool
 from gateway.fleet.errors import ReplicaLost
@@ -22,7 +23,7 @@ from gateway.generation_events import CacheOutcome, MeteredUsage, ReplicaEvent
 from gateway.inference.cache_notes import note_of
 from gateway.inference.calls import Account, GenerationCall
 from gateway.inference.delivery import Delivery
-from gateway.inference.metering import rated, to_events, to_quantities, to_units
+from gateway.inference.metering import rated, to_disputed, to_events, to_quantities, to_units
 from gateway.inference.services import GenerationServices
 from gateway.limits.allowance import Allowance
 from gateway.pauses import PauseReasons, SetPaused
@@ -73,6 +74,8 @@ class ReplicaAttempt:
         if call.request.continuous_usage and isinstance(call.encoder, CountingEncoder):
             self.counting = call.encoder
         self.checkpoint_due_s, self.checkpoint_due_output = 0.0, 0
+        self.sent: MeteredUsage | None = None
+        """The usage of what had been sent at the last checkpoint."""
         self.closing = False
 
     async def run(self) -> Outcome:
@@ -152,6 +155,8 @@ class ReplicaAttempt:
             self.counting.note_usage(usage)
         if event.finished:
             self.cache = event.cache
+            if usage.is_disputed:
+                self.write_checkpoint()
             return  # nothing more will be written, and what was is closed and settled at once
         self.allowance.note(to_units(usage), self.pauses.for_limits)
 
@@ -175,8 +180,17 @@ class ReplicaAttempt:
 
     def checkpoint(self, usage: MeteredUsage) -> None:
         if not self.closing:
-            quantities = to_quantities(usage, self.record)
-            self.account.checkpoint(self.record.id, quantities, usage.estimated)
+            self.sent = usage
+            self.write_checkpoint()
+
+    def write_checkpoint(self) -> None:
+        """Note what was sent, and what is disputed of all that was claimed by now: what is claimed
+        last is said once, and keeping the answer may take a while from then to the close."""
+        quantities, estimated = Quantities(), False
+        if self.sent is not None:
+            quantities, estimated = to_quantities(self.sent, self.record), self.sent.estimated
+        disputed = UNSET if self.usage is None else to_disputed(self.usage, self.replica.name)
+        self.account.checkpoint(self.record.id, quantities, estimated, disputed)
 
     async def close(self, usage: MeteredUsage, failure: Exception | None) -> None:
         """The usage event is on disk when this returns."""

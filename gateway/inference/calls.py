@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from billing.events import Attempt, Quantities, Tags, UsageEvent
+from billing.events import Attempt, DisputedUsage, Quantities, Tags, UsageEvent
 from gateway.fleet.errors import NoSlot
 from gateway.fleet.router import Route
 from gateway.generate_request import AnswerHeader, GenerateRequest
@@ -60,7 +61,13 @@ class Account(Protocol):
 
     def attempt_opened(self, attempt: Attempt) -> None: ...
 
-    def checkpoint(self, attempt_id: str, quantities: Quantities, estimated: bool) -> None: ...
+    def checkpoint(
+        self,
+        attempt_id: str,
+        quantities: Quantities,
+        estimated: bool,
+        disputed: DisputedUsage | UnsetType = UNSET,
+    ) -> None: ...
 
     async def close(self, *events: UsageEvent) -> None: ...
 
@@ -89,7 +96,9 @@ class GenerationCall(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     """Bounds the whole answer, as the client gave it; what is not there by then is cut off."""
     before_end: Callable[[], Awaitable[None]] | None = None
-    """Once it is billed, and before its end goes out: never raises, and takes a bounded time."""
+    """Before it is billed and its end goes out; takes a bounded time. Of an answer in one piece for
+    which it raises the house pays; of a tool loop, which runs it at its own end, the rounds are on
+    the bill by then."""
     ignored: tuple[str, ...] = ()
     """As of its context; the answer's header names them."""
     round: int = 0

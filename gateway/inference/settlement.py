@@ -49,6 +49,12 @@ class CrashSettlement:
                 cache_write=used.cache_write_5m + used.cache_write_1h,
                 output=used.output_total,
             )
+            if event.disputed:
+                self._telemetry.count_disputed(
+                    event.disputed.upstream,
+                    input_tokens=event.disputed.input_tokens,
+                    output_tokens=event.disputed.output_tokens,
+                )
         self.left(events)
 
     def left(self, events: list[UsageEvent]) -> None:

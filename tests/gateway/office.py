@@ -36,15 +36,19 @@ PLAN = Plan(
 )
 
 
-def usage(output: int, *, wasted: int = 0) -> MeteredUsage:
+def usage(output: int, *, wasted: int = 0, disputed: int = 0) -> MeteredUsage:
     return MeteredUsage(
-        uncached_input=INPUT_TOKENS - 4, cache_read=4, output=output, wasted_output=wasted
+        uncached_input=INPUT_TOKENS - 4,
+        cache_read=4,
+        output=output,
+        wasted_output=wasted,
+        disputed_input=disputed,
     )
 
 
 class ScriptedReplica:
     """Says `length` words, one an event; can fail before or after some of them, or wait until it is
-    aborted."""
+    aborted. In the end it claims `disputed` tokens of input too many."""
 
     def __init__(
         self,
@@ -56,10 +60,12 @@ class ScriptedReplica:
         hangs_after: int | None = None,
         deaf: bool = False,
         wasted: int = 0,
+        disputed: int = 0,
     ) -> None:
         self.name, self.weight = name, 1
         self.length, self.refuses, self.fails_after = length, refuses, fails_after
         self.hangs_after, self.deaf, self.wasted = hangs_after, deaf, wasted
+        self.disputed = disputed
         self.aborted, self.hangs = asyncio.Event(), asyncio.Event()
         self.attempts: list[str] = []
         self.acknowledged: list[str] = []
@@ -107,7 +113,11 @@ class ScriptedReplica:
                 items=(
                     TextDelta(index=0, text=f"w{said} ", finish_reason="stop" if last else None),
                 ),
-                usage=usage(said, wasted=self.wasted if last else 0),
+                usage=usage(
+                    said,
+                    wasted=self.wasted if last else 0,
+                    disputed=self.disputed if last else 0,
+                ),
                 finished=last,
             )
             await asyncio.sleep(0)

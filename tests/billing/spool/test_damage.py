@@ -17,8 +17,9 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
-from billing.events import Attempt, Quantities, UsageEvent
+from billing.events import Attempt, DisputedUsage, Quantities, UsageEvent
 from billing.spool.directory import SpoolDirectory
 from billing.spool.format import CloseRecord, frame
 from billing.spool.quarantine import Quarantine, QuarantinedRecord
@@ -197,15 +198,19 @@ def test_whatever_is_overwritten_no_loss_is_silent(
     assert billed.keys() <= written.voided | written.open.keys()
 
 
+@pytest.mark.parametrize("claimed", [None, DisputedUsage("up/0", 9, 0)])
 async def test_damage_under_a_running_process_is_billed_once_its_segment_is_sealed(
-    tmp_path: Path,
+    tmp_path: Path, claimed: DisputedUsage | None
 ) -> None:
-    """Nothing is sent meanwhile: the damage itself has the segment sealed."""
+    """Nothing is sent meanwhile: the damage itself has the segment sealed. `claimed`: a claim of an
+    upstream alone says nothing of what was used."""
     spool = await Spool.open(tmp_path / "w")
     known, unknown, whole = (a_request(f"req_{name}") for name in ("known", "unknown", "whole"))
     for attempt in (known, unknown, whole):
         spool.attempt_opened(attempt)
     spool.checkpoint(known.id, SOME, False)
+    if claimed is not None:
+        spool.checkpoint(unknown.id, Quantities(), False, claimed)
     for attempt in (known, unknown, whole):
         await spool.close(an_event(attempt))
     (segment,) = segments(tmp_path)
@@ -224,6 +229,7 @@ async def test_damage_under_a_running_process_is_billed_once_its_segment_is_seal
     assert (billed[known.id].quantities, billed[known.id].finish) == (SOME, "recovered")
     (entry,) = Quarantine(tmp_path).entries()
     assert entry.context.attempt is not None and entry.context.attempt.attempt == unknown
+    assert entry.context.attempt.recovered().disputed == (claimed or UNSET)
     assert spool.backlog == 0
     await spool.remove()
 

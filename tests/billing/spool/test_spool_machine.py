@@ -27,8 +27,9 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
+from msgspec import UNSET, UnsetType
 
-from billing.events import Attempt, Quantities, UsageEvent
+from billing.events import Attempt, DisputedUsage, Quantities, UsageEvent
 from billing.spool.directory import Batch
 from billing.spool.format import Checkpoint, CloseRecord, OpenRecord, Record, VoidRecord, frame
 from billing.spool.spool import Spool
@@ -37,6 +38,7 @@ from tests.budget import examples
 
 T = TypeVar("T")
 SEGMENT_BYTES = 3000
+COUNTS = st.integers(0, 2**63 - 1)
 
 
 class Entry(NamedTuple):
@@ -99,6 +101,7 @@ class SpoolMachine(RuleBasedStateMachine):
                     open_attempts[attempt.id],
                     quantities=detail.quantities,
                     estimated=detail.estimated,
+                    disputed=detail.disputed,
                 )
             elif verb in ("CloseRecord", "VoidRecord", "Recovered"):
                 open_attempts.pop(attempt.id, None)
@@ -108,7 +111,7 @@ class SpoolMachine(RuleBasedStateMachine):
             expected = open_attempts[event_id]
             assert event.quantities == expected.quantities
             assert (event.attempt, event.finish) == (expected.attempt, "recovered")
-            assert event.estimated == expected.estimated
+            assert (event.estimated, event.disputed) == (expected.estimated, expected.disputed)
             self.history.append(Entry("Recovered", event.attempt, event, 0))
         self.on_disk = len(self.history)
 
@@ -123,11 +126,17 @@ class SpoolMachine(RuleBasedStateMachine):
     def is_open(self, attempt: Attempt) -> bool:
         return attempt.id in self.spool._open
 
-    @rule(attempt=attempts, used=quantities)
-    def checkpoint(self, attempt: Attempt, used: Quantities) -> None:
+    @rule(
+        attempt=attempts,
+        used=quantities,
+        disputed=st.just(UNSET) | st.builds(DisputedUsage, st.just("up/0"), COUNTS, COUNTS),
+    )
+    def checkpoint(
+        self, attempt: Attempt, used: Quantities, disputed: DisputedUsage | UnsetType
+    ) -> None:
         if self.is_open(attempt):
-            self.spool.checkpoint(attempt.id, used, True)
-            self.note(attempt, Checkpoint(attempt.id, used, True, NOON))
+            self.spool.checkpoint(attempt.id, used, True, disputed)
+            self.note(attempt, Checkpoint(attempt.id, used, True, NOON, disputed))
 
     @rule(target=attempts, used=quantities, waits=st.booleans())
     def begin(self, used: Quantities, waits: bool) -> Attempt:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from billing.errors import SpoolBroken, SpoolFull
-from billing.events import Quantities, UsageEvent
+from billing.events import DisputedUsage, Quantities, UsageEvent
 from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool
 from foundation.tasks import TaskSet
@@ -36,6 +37,7 @@ from gateway.http_errors.table import to_http_error
 from gateway.inference import attempt as attempt_module
 from gateway.inference.generate import RateLimited
 from gateway.inference.services import GenerationServices
+from gateway.inference.settlement import CrashSettlement
 from gateway.lanes import Priority
 from gateway.limits.redis.scripts import LimiterUnavailable
 from gateway.principal import Plan
@@ -212,6 +214,45 @@ async def test_a_whole_answer_is_on_no_bill_before_it_is_whole(open_office, tmp_
     assert (bill.quantities, bill.finish) == (Quantities(), "recovered")
     delivery.abandon()
     await office.settled()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_was_disputed_before_a_crash_is_on_record(
+    open_office, tmp_path: Path, stream: bool
+) -> None:
+    """Killed while its answer is being kept: what the upstream claimed at the end, and no more than
+    was sent."""
+    office = open_office(ScriptedReplica(length=3, disputed=7))
+    keeping, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def keep() -> None:
+        keeping.set()
+        await may_go_on.wait()
+
+    encoder = PlainEncoder() if stream else SilentEncoder()
+    reading = asyncio.create_task(
+        read(office.begin(stream=stream, encoder=encoder, before_end=keep))
+    )
+    await asyncio.wait_for(keeping.wait(), 30)
+    killed = await bill_of_a_crash(office, tmp_path / "killed")
+    may_go_on.set()
+    await reading
+    await office.settled()
+    (event,) = await office.billed()
+    assert killed.disputed == event.disputed == DisputedUsage("scripted", 7, 0)
+    assert killed.finish == "recovered" and event.quantities.output == 3
+    assert killed.quantities.output < 3 if stream else killed.quantities == Quantities()
+    count, labels = "tollgate_upstream_disputes_total", {"upstream": "scripted"}
+    assert office.telemetry.registry.get_sample_value(count, labels) == 1
+    settlement = CrashSettlement(
+        db=create_async_engine("postgresql+asyncpg://"),  # nobody asks it here
+        limiter=office.services.limiter,
+        tasks=office.services.tasks,
+        price_book=office.services.price_book,
+        telemetry=office.telemetry,
+    )
+    settlement.recovered([killed])
+    assert office.telemetry.registry.get_sample_value(count, labels) == 2
 
 
 @pytest.mark.parametrize(
