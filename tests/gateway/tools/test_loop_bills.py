@@ -7,10 +7,12 @@ import time
 from itertools import pairwise
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, InternalServerError, OpenAI
 
 from engine.config import BLOCK_SIZE
+from gateway.responses.store import ResponseStore
 from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
 from tests.gateway.tools.scripted import ENDLESS, SEEN, OneUsage, Servers, mcp, script
 
@@ -18,7 +20,7 @@ LOOK = ("maps__look", {"place": "a"})
 NUM_ROUNDS = 5
 OF_REQUEST = sa.text(
     "SELECT uncached_input, cache_read, output FROM usage_events"
-    " WHERE request_id = :request_id ORDER BY id"
+    " WHERE request_id = :request_id AND kind = 'usage' ORDER BY id"
 )
 
 
@@ -107,6 +109,33 @@ def test_who_leaves_during_a_later_round_is_billed_for_both(
     request_id = left(worker, text, "response.output_text.delta")
     first, second = booked(worker, request_id, 2)
     assert first.output > 0 and 0 < second.output < 14_000
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no database"), AssertionError("a bug")])
+def test_rounds_stay_on_the_bill_of_an_answer_that_cannot_be_kept(
+    worker: Running,
+    client: OpenAI,
+    servers: Servers,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    """Their calls were made. Without a database the answer goes out all the same."""
+
+    async def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ResponseStore, "keep", fails)
+    if isinstance(error, OSError):
+        raw = client.responses.with_raw_response.create(**asked(script([LOOK])))
+        request_id = raw.headers["x-request-id"]
+        assert raw.parse().output_text == "Done after 1 rounds."
+    else:
+        with pytest.raises(InternalServerError) as raised:
+            client.responses.create(**asked(script([LOOK])))
+        request_id = raised.value.response.headers["x-request-id"]
+    assert len(servers.toolbox.called) == 1
+    first, second = booked(worker, request_id, 2)
+    assert first.output > 0 and second.output > 0
 
 
 def test_a_client_that_repeats_with_its_key_is_answered_once(
