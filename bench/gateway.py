@@ -2,15 +2,14 @@
 possible.
 
 `python -m bench.gateway [--seconds S] [--workers N] [--kit FOLDER] [--profile] [--dry]`: starts the
-upstreams,
-the two passthroughs of `bench.tools.floor` (bare ASGI, and a bare Litestar route: the same server,
-loop and HTTP client, and nothing else) and, in a home of its own, `tollgate up`, everything on:
-keys, limits, spool, Postgres, Redis. The same load goes straight to the upstreams and through each,
-in the same run; one table shows them with ratios to the bare passthrough. Where there are two cores
-or more, upstreams, load generator and stores get the last one and what is measured the others. With
-`--kit` upstreams and load are those of `bench.tools.kit`, in C: they leave that core to the stores
-and to the second of two workers, and take a tenth of the time to wake up, which counts at 20
-requests a second.
+upstreams, the two passthroughs of `bench.tools.floor` (bare ASGI, and a bare Litestar route: the
+same server, loop and HTTP client, and nothing else) and, in a home of its own, `tollgate up`,
+everything on: keys, limits, spool, Postgres, Redis. The same load goes straight to the upstreams
+and through each, in the same run; one table shows them with ratios to the bare passthrough. Where
+there are two cores or more, upstreams, load generator and stores get the last one and what is
+measured the others. With `--kit` upstreams and load are those of `bench.tools.kit`, in C: they
+leave that core to the stores and to the second of two workers, and take a tenth of the time to wake
+up, which counts at 20 requests a second.
 
 `--profile` says instead where the processor time of a whole answer goes (`bench.hot_path`).
 
