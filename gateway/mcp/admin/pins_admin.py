@@ -16,8 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor
 from gateway.db import tenant
-from gateway.mcp.known import announce
+from gateway.mcp.known import ChangeFeed, announce
 from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
+from gateway.tenancy.changes import EVERYTHING
 from gateway.tenancy.errors import Conflict, InvalidField, NotFound
 from mcp_bridge.errors import BridgeError
 from mcp_bridge.pinning import ApprovedPins, Change, Key, Kind, Offer, Pin, UnpinnableThing
@@ -75,8 +76,18 @@ class ServerOffer(msgspec.Struct, frozen=True):
         return f"sha256:{said.hexdigest()}"
 
 
+class Look(msgspec.Struct):
+    """A look at what a server offers, or why it could not be asked. `seen`: compared with what is
+    approved, once for all pages; None: that has changed since."""
+
+    at: float
+    offer: Offer | str
+    seen: ServerOffer | None
+
+
 class PinsAdmin:
-    """Approves and revokes pins, in one worker. `servers`: those of the settings."""
+    """Approves and revokes pins, in one worker. `servers`: those of the settings. `feed`: tells
+    what other workers changed."""
 
     def __init__(
         self,
@@ -85,15 +96,17 @@ class PinsAdmin:
         info: dict[str, Any],
         db: AsyncEngine,
         redis: Redis,
+        feed: ChangeFeed,
         meaning: MeaningScan | None = None,
     ) -> None:
         """`meaning`: compares what is shown by what it means. None: by its words alone."""
         self._meaning = meaning
         self._servers = {each.name: each for each in servers}
         self._transports, self._info = transports, info
-        self._db, self._redis = db, redis
+        self._db, self._redis, self._feed = db, redis, feed
         self._looks = asyncio.Semaphore(MAX_LOOKS)
-        self._kept: OrderedDict[tuple[str, str], tuple[float, Offer | str]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], Look] = OrderedDict()
+        feed.forgetting.append(self._forget)
 
     def of_org(self, org_id: str) -> dict[str, ServerConfig]:
         """Return the servers that are there for an org, by name."""
@@ -119,15 +132,28 @@ class PinsAdmin:
         """Return what a server offers. `again`: who saw it a moment ago sees the same. Raises:
         NotFound."""
         config, key = self.named(org_id, server), (org_id, server)
-        kept_at, offer = self._kept.get(key, (0.0, ""))
-        if not again or time.monotonic() > kept_at + KEPT_S:
+        look = self._kept.get(key) if again else None
+        if look is None or time.monotonic() > look.at + KEPT_S:
             offer = await self._offer(config, org_id)
-            self._kept[key] = time.monotonic(), offer
+            look = Look(time.monotonic(), offer, None)
+            self._kept[key] = look
             self._kept.move_to_end(key)
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
+        if look.seen is not None:
+            return look.seen
+        heard = self._feed.changes
         async with tenant(self._db, org_id) as conn:
-            return await self._compared(conn, org_id, config, offer)
+            seen = await self._compared(conn, org_id, config, look.offer)
+        if self._feed.changes == heard:  # else what was read may be what was before a change
+            look.seen = seen
+        return seen
+
+    def _forget(self, org_id: str) -> None:
+        """Compare what is kept anew: approvals of an org have changed. EVERYTHING: of any org."""
+        for (kept_org_id, _), look in self._kept.items():
+            if org_id in (EVERYTHING, kept_org_id):
+                look.seen = None
 
     async def compare(self, changes: Iterable[Change]) -> Comparison:
         """Return what means an instruction in what is new, at nobody's expense but the house's."""
@@ -163,6 +189,7 @@ class PinsAdmin:
                 conn, org_id=org_id, server=server, pin_changes=wanted, actor=actor
             )
             made = await self._compared(conn, org_id, config, offer)
+        self._forget(org_id)
         await announce(self._redis, org_id)
         return made
 
@@ -175,6 +202,7 @@ class PinsAdmin:
         async with tenant(self._db, org_id) as conn:
             await revoke_pins(conn, org_id=org_id, server=server, keys=keys, actor=actor)
             left = await read_pins(conn, org_id=org_id, server=server)
+        self._forget(org_id)
         await announce(self._redis, org_id)
         return ServerOffer(config, len(left.pins))
 

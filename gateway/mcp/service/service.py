@@ -190,7 +190,8 @@ async def open_mcp(
     await bridge.start()
     stack.push_async_callback(bridge.close)
     tell_of(feed, bridge.watches)
-    pins = PinsAdmin(servers, transports, info, db, redis, open_meaning_scan(settings, own))
+    meaning = open_meaning_scan(settings, own)
+    pins = PinsAdmin(servers, transports, info, db, redis, feed, meaning)
 
     def approvals_of(principal: Principal) -> Approvals:
         return open_approvals(db, to_actor(principal))

@@ -1,18 +1,23 @@
-"""`tollgate mcp add`: a server more in the settings file, or none and the file as it was."""
+"""`tollgate mcp add`: a server more in the settings file, or none and the file as it was. `tollgate
+mcp diff`: what differs is printed as it is found."""
 
 from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click import ClickException
 from click.testing import CliRunner, Result
 
 from gateway.cli.main import tollgate
+from gateway.cli.mcp import show
 from gateway.settings.edit import with_key
 from gateway.settings.load import load
+from mcp_bridge.pinning import Change, pin_of
 
 BEFORE = """# ours
 [[model]]
@@ -40,6 +45,18 @@ def test_the_key_of_commands_is_no_setting() -> None:
     """`tollgate mcp call` reads it, beside the settings; its value is in none of them."""
     found = load({}, {"TOLLGATE_API_KEY": "sk-canary"})
     assert found == load({}, {}) and "sk-canary" not in repr(found)
+
+
+def test_a_difference_is_printed_before_the_next_is_found(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = Change("new", "tool", "first", None, pin_of("tool", {"name": "first"}))
+
+    def found() -> Iterator[Any]:
+        yield first, ()
+        assert "new       tool first" in capsys.readouterr().out
+
+    show(found())
 
 
 def test_servers_are_added_behind_what_stands_there(config: Path) -> None:

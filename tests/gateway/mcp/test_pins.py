@@ -18,6 +18,8 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 
 from gateway.cli.main import tollgate
+from gateway.mcp.admin import pins_admin
+from gateway.mcp.known import announce
 from tests.databases import Databases
 from tests.gateway.routes.openapi.fresh import fresh_worker, mcp_client
 from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
@@ -108,8 +110,16 @@ def refused(world: World, verb: str, body: dict[str, Any]) -> tuple[int, str]:
     return answer.status_code, answer.json()["param"]
 
 
-def test_what_waits_is_turned_page_by_page(world: World) -> None:
-    """The server is asked for the first page alone, and every page is of one offer."""
+def test_what_waits_is_turned_page_by_page(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is asked for the first page alone, and every page is of one offer, which is
+    compared once with what is approved, and anew when that has changed."""
+    compared, comparisons = pins_admin.compared, list[str]()
+
+    def noting(config: Any, *others: Any) -> Any:
+        comparisons.append(config.name)
+        return compared(config, *others)
+
+    monkeypatch.setattr(pins_admin, "compared", noting)
 
     def page(**query: Any) -> Any:
         return world.worker.session.get(
@@ -119,6 +129,10 @@ def test_what_waits_is_turned_page_by_page(world: World) -> None:
             timeout=TIMEOUT_S,
         )
 
+    services = world.worker.services
+    assert services.mcp is not None
+    feed = services.mcp.pins._feed
+    before = feed.changes
     whole = page()
     assert whole.json()["waiting"] == len(whole.json()["changes"]) == 5
     first = page(limit=2)
@@ -130,6 +144,12 @@ def test_what_waits_is_turned_page_by_page(world: World) -> None:
             break
         found = page(limit=2, after=found.json()["next"])
     assert names == [(each["kind"], each["name"]) for each in whole.json()["changes"]]
+    assert len(comparisons) <= 2 + feed.changes - before
+    compared_once, end = len(comparisons), time.monotonic() + TIMEOUT_S
+    world.worker.run(announce(services.redis, world.worker.org_id))
+    while len(comparisons) == compared_once:
+        assert page(limit=2, after=first.json()["next"]).headers["etag"] == whole.headers["etag"]
+        assert time.monotonic() < end
     assert len(world.server.asked) == asked
     wrong = page(after="f" * 32)
     assert (wrong.status_code, wrong.json()["param"]) == (400, "after")

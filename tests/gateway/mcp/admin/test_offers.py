@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.mcp.admin import pins_admin
@@ -13,7 +14,7 @@ from gateway.routes.mcp import pins
 from gateway.routes.mcp.pins import page_of, to_offer
 from gateway.tenancy.errors import InvalidField
 from gateway.wire.admin.mcp_pins import McpOfferQuery
-from mcp_bridge.pinning import ApprovedPins, Offer, offer_of
+from mcp_bridge.pinning import ApprovedPins, Offer, Pin, offer_of
 from mcp_bridge.trust import scan
 from mcp_bridge.trust.meaning import Comparison
 from mcp_bridge.trust.scan import LabelledPin, scan_together
@@ -53,6 +54,21 @@ def test_a_page_scans_no_more_than_it_shows(monkeypatch: pytest.MonkeyPatch) -> 
     to_offer(seen, page_of(seen))
     assert len(chosen(seen.found(), None)) == MANY + 1
     assert len(scanned) == MANY, "what is known to the byte is not read again"
+
+
+def test_the_first_page_comes_without_reading_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first changes are shown at once, as a stream would have it."""
+    monkeypatch.setattr(pins_admin, "SCANNED", {})
+    approved, offer = offered(MANY), dict[Any, Pin]()
+    for at, (key, pin) in enumerate(approved.pins.items()):
+        body = pin.body if at < 499 else b"no JSON"
+        offer[key] = Pin(pin.kind, pin.name, f"sha256:{at}", body)
+    seen = compared(CONFIG, ApprovedPins(approved.pins), Offer(offer))
+    page = to_offer(seen, page_of(seen, McpOfferQuery(limit=500)))
+    assert [change.state for change in page.changes] == ["new", *["changed"] * 499]
+    assert page.waiting == MANY + 1
+    with pytest.raises(msgspec.DecodeError):
+        to_offer(seen, page_of(seen, McpOfferQuery(limit=500, after=page.next)))
 
 
 def test_a_page_of_large_things_is_shorter() -> None:
@@ -98,7 +114,7 @@ def test_a_cursor_of_something_else_is_refused_by_name() -> None:
 
 def test_ten_thousand_names_that_look_alike_are_compared_once_each() -> None:
     """Each is shown three others, whichever; nobody is compared with all."""
-    names = [f"a{'_' * at}b" for at in range(1, 1_001)]
+    names = [f"a{at:014b}b".replace("0", "_").replace("1", "-") for at in range(10_000)]
     pins = offer_of(("tool", {"name": name}) for name in names).pins.values()
     found = scan_together([LabelledPin("s", pin) for pin in pins])
     assert len(found) == len(names)
