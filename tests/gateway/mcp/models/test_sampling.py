@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from openai import OpenAI
 
 from billing.reconciliation.checks import check_ledger
 from gateway.db import tenant
+from gateway.mcp.models.sampling import ModelSampler
 from gateway.mcp.models.sampling_turns import to_chat, to_result
 from gateway.settings.file import SettingsError, WrittenMcpSampling
 from gateway.settings.load import load
@@ -30,7 +32,11 @@ from gateway.wire.openai.chat_answer import (
     AnswerMessage,
     ChatCompletion,
 )
+from mcp_bridge.protocol import continuation
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, LIMITED, RpcError
+from mcp_bridge.routing.sampling import SampleCount
+from mcp_bridge.server import legacy as legacy_face
+from mcp_bridge.server import modern as modern_face
 from tests.databases import Databases
 from tests.gateway.routes.openapi.fresh import fresh_worker, mcp_client
 from tests.gateway.routes.openapi.running import ACTOR, TIMEOUT_S, Running
@@ -199,12 +205,13 @@ def test_our_model_calls_tools_that_a_server_has(worker: Running, server: str, m
     assert models == [f"mcp/{server}", "near", "near", "near"]
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("server", SERVERS)
-def test_a_spent_budget_is_told_by_name(worker: Running, server: str) -> None:
+def test_a_spent_budget_is_told_by_name(worker: Running, server: str, mode: str) -> None:
     key_id, secret = new_key(worker)
     cap = {"key_id": key_id, "period": "day", "amount_usd": "0.000001"}
     worker.post("/v1/admin/spend-caps", **cap)
-    error = refusal_of(worker, secret, "auto", f"{server}__test_sampling")
+    error = refusal_of(worker, secret, mode, f"{server}__test_sampling")
     assert (error.code, error.message) == (LIMITED, "The budget is spent")
     (entry,) = until(worker, 1, SAMPLED, key=key_id)
     assert msgspec.json.decode(entry.after)["outcome"] == "refused"
@@ -214,8 +221,11 @@ def test_a_spent_budget_is_told_by_name(worker: Running, server: str) -> None:
 COSTS = "SELECT uncached_input_pico + cache_read_pico + output_pico AS pico FROM usage_events"
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("server", SERVERS)
-def test_a_loop_of_samplings_ends_with_the_callers_money(worker: Running, server: str) -> None:
+def test_a_loop_of_samplings_ends_with_the_callers_money(
+    worker: Running, server: str, mode: str
+) -> None:
     """The calls together spend no more than the cap, whatever each of them may sample."""
     key_id, secret = new_key(worker)
     cap_pico = 100_000_000
@@ -225,7 +235,7 @@ def test_a_loop_of_samplings_ends_with_the_callers_money(worker: Running, server
     ended = None
     for _ in range(20):
         try:
-            called(worker, secret, "auto", name, arguments)
+            called(worker, secret, mode, name, arguments)
         except (MCPError, ExceptionGroup) as error:
             ended = error
             break
@@ -258,13 +268,58 @@ def test_what_a_chat_refuses_is_told_by_the_servers_name_of_it(worker: Running) 
     assert rows(worker, BOOKED, key=key_id) == []
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("server", SERVERS)
-def test_a_call_has_so_many_answers(worker: Running, server: str) -> None:
+@pytest.mark.parametrize("asks", ["at once", "in a loop"])
+def test_a_call_has_so_many_answers(worker: Running, server: str, mode: str, asks: str) -> None:
     key_id, secret = new_key(worker)
-    error = refusal_of(worker, secret, "auto", f"{server}__test_sampling", times=4)
+    name, arguments = f"{server}__test_sampling", dict[str, Any](times=4)
+    if asks == "in a loop":
+        rounds: Any = [[("sums_add", {"a": number, "b": 1})] for number in range(4)]
+        name, arguments = f"{name}_with_tools", {"prompt": script(*rounds)}
+    error = refusal_of(worker, secret, mode, name, **arguments)
     assert error.message == "The server asked for a model too often"
     assert error.data == {"server": server, "reason": "too_many_samples", "limit": 3}
     assert len(until(worker, 3, SAMPLED, key=key_id)) == 3
+
+
+TOOL_USE = {
+    "role": "assistant",
+    "model": "near",
+    "stopReason": "toolUse",
+    "content": [{"type": "tool_use", "id": "1", "name": "sums_add", "input": {"a": 1, "b": 1}}],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_loop_of_samplings_ends_with_the_time_of_its_call(
+    worker: Running, server: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the server may ask, and whoever writes meanwhile."""
+    rounds, given_up = list[str](), threading.Event()
+
+    async def write(self: Any, caller: Any, server: str, params: Any) -> dict[str, Any]:
+        rounds.append(server)
+        if len(rounds) > 2:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                given_up.set()
+        return TOOL_USE
+
+    monkeypatch.setattr(ModelSampler, "sample", write)
+    monkeypatch.setattr(SampleCount, "take", lambda self: None)
+    _, secret = new_key(worker)
+    for call_s in (0.5, 2.0, 8.0):  # a busy machine may not come to the third round at first
+        for module in (continuation, legacy_face, modern_face):
+            monkeypatch.setattr(module, "CALL_S", call_s)
+        rounds.clear()
+        error = refusal_of(worker, secret, mode, f"{server}__test_sampling_with_tools")
+        assert (error.message, error.data) == ("It took too long", {"reason": "call_time"})
+        if given_up.wait(call_s):
+            return
+    raise AssertionError(rounds)
 
 
 @pytest.mark.parametrize("mode", MODES)
