@@ -1,7 +1,8 @@
 """Measure what a person waits for who looks at what an MCP server offers: pins, comparison, scan.
 
-`python -m bench.mcp_offer [--tools N] [--dry]`: makes offers of N/10 and N tools (10,000), and one
-of a few tools of 10 MB in all, and takes the processor time of each stage in one run:
+`python -m bench.mcp_offer [--tools N] [--megabytes M] [--dry]`: makes offers of N/10 and N tools
+(10,000), and one of a few tools of M MB (10) in all, and takes the processor time of each stage in
+one run:
 
 - `pin`: from what was read to its pins;
 - `compare`: with N approved tools of which each has changed, beside another server's;
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,6 +31,7 @@ from mcp_bridge.trust.scan import LabelledPin, known_suspicions
 from mcp_bridge.upstream.upstream import ServerConfig
 
 NUM_TOOLS = 10_000
+MEGABYTES = 10.0
 FACTOR = 14.0
 """Ten, and what caches and a busy machine take."""
 WORDS = (
@@ -35,7 +39,7 @@ WORDS = (
     "label order invoice search query status report task event calendar message channel"
 ).split()
 CONFIG = ServerConfig(name="large", url="https://large.example/mcp")
-LARGE_TOOLS, LARGE_CHARS = 20, 500_000
+LARGE_TOOLS = 20
 
 
 def said(draw: random.Random, words: int) -> str:
@@ -54,9 +58,12 @@ def tool(draw: random.Random, number: int) -> dict[str, Any]:
     }
 
 
-def large_tool(draw: random.Random, number: int) -> dict[str, Any]:
-    made = tool(draw, number)
-    choices = [said(draw, 6) for _ in range(LARGE_CHARS // 50)]
+def large_tool(draw: random.Random, number: int, num_bytes: float) -> dict[str, Any]:
+    """Return a tool of about so many bytes of JSON, which are short texts."""
+    made, choices, size = tool(draw, number), list[str](), 0
+    while size < num_bytes:
+        choices.append(said(draw, 6))
+        size += len(choices[-1]) + len('"",')
     return {**made, "_meta": {"choices": choices}}
 
 
@@ -80,35 +87,53 @@ def stages(tools: list[dict[str, Any]]) -> dict[str, float]:
     return {"pin": pin_s, "compare": compare_s, "first page": page_s, "all": all_s + page_s}
 
 
-def measure(num_tools: int) -> dict[str, Any]:
+def measure(num_tools: int, megabytes: float) -> dict[str, Any]:
     draw = random.Random(1)
     few = stages([tool(draw, number) for number in range(num_tools // 10)])
     many = stages([tool(draw, number) for number in range(num_tools)])
-    large = stages([large_tool(draw, number) for number in range(LARGE_TOOLS)])
+    each_bytes = megabytes * 1e6 / LARGE_TOOLS
+    large = stages([large_tool(draw, number, each_bytes) for number in range(LARGE_TOOLS)])
     growth = {name: many[name] / max(few[name], 1e-3) for name in ("pin", "compare", "all")}
-    return {"tools": num_tools, "few": few, "many": many, "large": large, "growth": growth}
+    asked = {"tools": num_tools, "large_mb": megabytes}
+    return {**asked, "few": few, "many": many, "large": large, "growth": growth}
+
+
+def is_linear(result: Mapping[str, Any]) -> bool:
+    return all(each <= FACTOR for each in result["growth"].values())
 
 
 def table(result: Mapping[str, Any]) -> str:
-    rows = [f"{'processor seconds':20}{'N/10':>10}{'N':>10}{'10 MB':>10}"]
+    large = f"{result['large_mb']:g} MB"
+    rows = [f"{'processor seconds':20}{'N/10':>10}{'N':>10}{large:>10}"]
     rows += [
         f"{name:20}{result['few'][name]:10.3f}{result['many'][name]:10.3f}{result['large'][name]:10.3f}"
         for name in result["few"]
     ]
-    held = all(each <= FACTOR for each in result["growth"].values())
     growth = json.dumps({name: round(each, 1) for name, each in result["growth"].items()})
-    return "\n".join([*rows, f"growth {growth}: {'linear' if held else 'NOT LINEAR'}"])
+    return "\n".join([*rows, f"growth {growth}: {'linear' if is_linear(result) else 'NOT LINEAR'}"])
+
+
+def rounded(result: Any) -> Any:
+    """Return a result whose figures have the digits that mean something."""
+    if isinstance(result, Mapping):
+        return {name: rounded(each) for name, each in result.items()}
+    return round(result, 4) if isinstance(result, float) else result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tools", type=int, default=NUM_TOOLS)
-    parser.add_argument("--dry", action="store_true", help="record nothing")
+    parser.add_argument("--megabytes", type=float, default=MEGABYTES)
+    parser.add_argument("--dry", action="store_true", help="print the result, record nothing")
     given = parser.parse_args()
-    result = measure(given.tools)
+    load_average = round(os.getloadavg()[0], 2)
+    measured = measure(given.tools, given.megabytes)
+    result = rounded({"load_average_before": load_average} | measured)
     print(table(result))
+    print(json.dumps(result))
     if not given.dry:
         print(record("mcp-offer", result))
+        sys.exit(0 if is_linear(measured) else 1)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,16 @@ def test_the_cache_report() -> None:
     assert result["cached"]["best_us"] > result["empty call"]["best_us"] > 0
 
 
+def test_the_look_at_an_offer() -> None:
+    *table, last = run("bench.mcp_offer", "--tools", "200", "--megabytes", "0.2").splitlines()
+    result = json.loads(last)
+    for stage in ("pin", "compare", "first page", "all"):
+        assert re.search(rf"^{stage}(?: +[0-9.]+){{3}}$", "\n".join(table), re.MULTILINE)
+        assert all(result[offer][stage] > 0 for offer in ("few", "many", "large"))
+    assert (result["tools"], result["large_mb"]) == (200, 0.2)
+    assert result["growth"].keys() == {"pin", "compare", "all"}
+
+
 def test_the_wire() -> None:
     result = wire.run(num_chunks=8, rounds=1)
     tables = wire.shown(result).splitlines()
