@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 from typing import Any
@@ -192,12 +193,47 @@ def test_a_bad_query_is_named(stack: Stack, route: str, query: str, param: str) 
     assert param.split("[")[0] in error["message"]
 
 
-def test_a_body_that_is_too_large_is_a_413(stack: Stack) -> None:
-    answer = post(stack, b'{"model": "' + b"x" * (17 * 1024 * 1024) + b'"}')
-    assert answer.status_code == 413
-    error = answer.json()["error"]
-    assert (error["code"], error["param"]) == ("request_too_large", "body")
+PART = b"x" * (1 << 20)
+LARGE = 64 * len(PART)
+
+
+def assert_too_large(status: int, body: bytes) -> None:
+    error = json.loads(body)["error"]
+    assert (status, error["code"], error["param"]) == (413, "request_too_large", "body")
     assert f"more than {16 * 1024 * 1024} bytes" in error["message"]
+
+
+@pytest.mark.parametrize("framing", [{"content-length": str(LARGE)}, {}], ids=["length", "chunks"])
+def test_a_body_of_64_mb_is_a_413_on_a_connection_that_stays(
+    stack: Stack, framing: dict[str, str]
+) -> None:
+    """A client that sends all of it before it reads has its answer, and its next one."""
+    headers = {"authorization": f"Bearer {stack.credentials['api_key']}", **framing}
+    opened: list[Any] = []
+
+    def note(name: str, info: Any) -> None:
+        opened.extend([name] if name == "connection.connect_tcp.complete" else [])
+
+    with httpx.Client(base_url=stack.base_url, timeout=30) as client:
+        traced = {"trace": note}
+        parts = (PART for _ in range(64))
+        path = "/v1/chat/completions"
+        answer = client.post(path, content=parts, headers=headers, extensions=traced)
+        assert_too_large(answer.status_code, answer.content)
+        assert client.get("/health/live", extensions=traced).status_code == 200
+    assert len(opened) == 1
+
+
+def test_who_asks_before_sending_64_mb_is_told_not_to(stack: Stack) -> None:
+    client = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=30)
+    client.putrequest("POST", "/v1/chat/completions")
+    client.putheader("authorization", f"Bearer {stack.credentials['api_key']}")
+    client.putheader("content-length", str(LARGE))
+    client.putheader("expect", "100-continue")
+    client.endheaders()
+    answer = client.getresponse()
+    assert_too_large(answer.status, answer.read())
+    client.close()
 
 
 @pytest.mark.parametrize("key", ["", "nonsense", "sk-tg-" + "a" * 43, "sk-tg-" + "a" * 9_000])
