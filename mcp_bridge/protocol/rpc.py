@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from foundation.json_numbers import slow_number
+from foundation.json_values import has_more_values
 from mcp_bridge.protocol.repeated_keys import KeyRepeated, without_repeats
 
 PARSE_ERROR = -32700
@@ -37,6 +38,11 @@ MAX_METHOD_LENGTH = 128
 MAX_ID_LENGTH = 256
 MAX_ERROR_TEXT = 2000
 """Characters of an upstream's error message that are passed on."""
+MAX_SERVER_VALUES = 500_000
+"""Bounds the values in one message of a server, which may list 20,000 things at once. Decoding so
+many holds the event loop for 0.13 s at most (entries of one object)."""
+TOO_MANY_VALUES = "too_many_values"
+"""The `reason` of the error."""
 
 Message = dict[str, Any]
 RequestId = str | int
@@ -81,16 +87,25 @@ def from_error(error: Any) -> RpcError:
     )
 
 
-def decode(body: bytes) -> Message:
+def decode(body: bytes, max_values: int = MAX_SERVER_VALUES) -> Message:
     """Decode a single JSON-RPC message; definitions with a key twice are marked as refused. Raises:
     RpcError."""
     if slow := slow_number(body):
         raise RpcError(PARSE_ERROR, f"Parse error: {slow.reason}")
+    if has_more_values(body, max_values) is not None:
+        text = f"Parse error: more than {max_values} values in arrays and objects"
+        raise RpcError(PARSE_ERROR, text, {"reason": TOO_MANY_VALUES, "limit": max_values})
     try:
         found = without_repeats(body, msgspec.json.decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyRepeated):
         raise RpcError(PARSE_ERROR, "Parse error") from None
     return check(found)
+
+
+def unread_reason(error: RpcError) -> str:
+    """Return in one word why `decode` refused a message."""
+    reason: str = error.data["reason"] if error.data else "no_json_rpc"
+    return reason
 
 
 def check(found: Any) -> Message:

@@ -61,7 +61,7 @@ DROPPED_S = 30.0
 MAX_HEARD = 32  # messages of one call that are not taken yet
 MAX_MOVES = 8
 """How often one call follows its stream to another worker, or opens it again."""
-TOO_MUCH = ("too_much", "too_long")
+TOO_MUCH = ("too_much", "too_long", rpc.TOO_MANY_VALUES)
 MIN_PAUSE_S = 0.2
 MAX_PAUSE_S = 30.0
 JOINED: Message = {}

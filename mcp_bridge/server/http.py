@@ -14,6 +14,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from foundation import sse
+from foundation.json_values import MAX_VALUES
 from foundation.tasks import end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
@@ -201,7 +202,7 @@ class EndpointRequest:
         except TimeoutError:
             raise RpcError(INVALID_REQUEST, "The body did not come", status=408) from None
         try:
-            return rpc.decode(bytes(body))
+            return rpc.decode(bytes(body), MAX_VALUES)
         except RpcError as error:
             error.status = 400
             raise

@@ -212,10 +212,17 @@ def read_event_id(value: str) -> EventPlace | None:
     return EventPlace(stream, int(number))
 
 
+class EventHead(msgspec.Struct, frozen=True):
+    """The members of an event of ours that tell whether it is an answer, and to what."""
+
+    id: RequestId | None = None
+    method: str | None = None
+
+
 def ends(data: bytes, request_id: RequestId) -> bool:
     """True if an event is the answer."""
-    message = rpc.decode(data)
-    return rpc.is_response(message) and message.get("id") == request_id
+    head = msgspec.json.decode(data, type=EventHead)
+    return head.method is None and head.id == request_id
 
 
 def forgotten() -> RpcError:

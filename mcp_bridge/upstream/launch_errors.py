@@ -7,7 +7,7 @@ StdioError                code                    is a `mcp_bridge.errors.Bridge
 ├── TooManyProcesses      too_many_processes      a bound on living servers is reached
 ├── StartFailed           start_failed            the kernel refused, or there is no such command
 └── UpstreamEnded         upstream_ended          calls that waited have no answer
-    ├── LineTooLong       line_too_long           a line longer than the cap
+    ├── LineTooLong       line_too_long           a line beyond the caps of bytes and values
     └── NotSpeaking       not_speaking            too many lines that are no JSON-RPC
 
 Every text names the upstream and never what it wrote.

@@ -15,8 +15,10 @@ import pytest
 import redis.asyncio
 
 from bench.tools.ports import free_port
+from foundation.json_values import MAX_VALUES
 from mcp_bridge.caller import Caller
 from mcp_bridge.errors import BridgeError, NameRefused
+from mcp_bridge.protocol import rpc
 from mcp_bridge.routing import exchanges, sessions
 from mcp_bridge.server import http as door
 from mcp_bridge.server.allowed_origins import AllowedOrigins
@@ -192,6 +194,15 @@ def failing(server: Server, writer: asyncio.StreamWriter, message: Any) -> bytes
     return b"HTTP/1.1 503 Later\r\ncontent-length: 0\r\n\r\n"
 
 
+def zeros(count: int) -> bytes:
+    return b"[0" + b",0" * (count - 1) + b"]"
+
+
+def many_values(server: Server, writer: asyncio.StreamWriter, message: Any) -> bytes:
+    written = msgspec.Raw(zeros(rpc.MAX_SERVER_VALUES))
+    return whole({"jsonrpc": "2.0", "id": message["id"], "result": {"content": written}})
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds that a test reaches soon."""
@@ -221,6 +232,32 @@ async def test_a_server_that_misbehaves_fails_by_name_and_is_asked_once(
         found = await ask_modern(client, "/mcp", "tools/call", CALL)
     assert found["error"]["data"] == {"server": "s", "reason": reason}
     assert len(server.calls) == 1
+
+
+@pytest.mark.parametrize("modern", [True, False])
+async def test_a_message_of_half_a_million_values_is_not_read(
+    redis: redis.asyncio.Redis, modern: bool
+) -> None:
+    async with bridged(redis, Server(many_values, modern=modern)) as client:
+        found = await ask_modern(client, "/mcp", "tools/call", CALL)
+    assert found["error"]["data"] == {"server": "s", "reason": "too_many_values"}
+
+
+async def test_a_clients_message_has_as_many_values_as_a_body(redis: redis.asyncio.Redis) -> None:
+    server = Server(lambda server, writer, message: whole(result("done", message["id"])))
+    async with bridged(redis, server) as client:
+        message, headers = modern("tools/call", CALL)
+        for count, status in ((MAX_VALUES, 400), (MAX_VALUES - 100, 200)):
+            arguments = {"numbers": msgspec.Raw(zeros(count))}
+            params = {**message["params"], "arguments": arguments}
+            body = msgspec.json.encode({**message, "params": params})
+            headers["content-type"] = "application/json"
+            answer = await client.post("/mcp", content=body, headers=headers)
+            assert answer.status_code == status, answer.text
+            if status == 400:
+                error = answer.json()["error"]
+                assert error["message"].endswith("more than 100000 values in arrays and objects")
+    assert [call["method"] for call in server.calls].count("tools/call") == 1
 
 
 async def test_a_session_that_a_server_forgot_is_made_anew_and_the_call_sent_then(

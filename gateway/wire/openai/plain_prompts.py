@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from foundation.json_values import MAX_VALUES
 from gateway.generate_request import PlainPrompt, WrittenIds
 from gateway.request_errors import BadField, UnsupportedField
-from gateway.wire.shared.json_place import MAX_VALUES
 from gateway.wire.shared.refusals import TokenId, check_numbers, check_values, decode
 
 DIGITS = tuple(b"%d" % digit for digit in range(10))

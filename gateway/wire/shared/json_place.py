@@ -3,8 +3,7 @@
 
 It reads bodies that were refused, broken ones too, so it believes nothing of them: one pass of a
 regular expression that cannot backtrack, a bounded number of steps in Python, and "unknown" (None)
-where no field can be named. The one question about a body that was not refused yet is
-`has_more_values`, which costs a good one three `bytes.count`. Knows no OpenAI.
+where no field can be named. Knows no OpenAI.
 """
 
 from __future__ import annotations
@@ -14,11 +13,8 @@ from itertools import islice
 
 import msgspec
 
-MAX_VALUES = 100_000
-"""Elements of arrays and entries of objects in a body, nested ones too. A request has 10,000
-messages and 10,000 parts at most: 60,000 values. Decoding holds the event loop for up to half a
-microsecond a value (entries of one large object are the slowest): 50 ms. For text there is no such
-bound: 16 MB of it take 10 ms."""
+from foundation.json_values import MAX_VALUES
+
 MAX_STEPS = 2 * MAX_VALUES
 """A value is a step, and the end of an array or object is one: whatever `has_more_values` let pass
 is read to its end."""
@@ -29,9 +25,6 @@ MAX_PATH_CHARS = 200
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _OPEN_STRING = _STRING + rb"?"
 """Up to the end of the body, if nothing closes it."""
-
-_MARK = re.compile(rb'(?:[^"\[{,]++|%b)*+(?:[\[{,]|\Z)' % _OPEN_STRING, re.DOTALL)
-"""Everything up to the next value of an array or an object."""
 
 _STEP = re.compile(
     rb'(?:[^"\[\]{},]++|%b)*+(?:(?P<mark>[{,])(?:\s*+(?P<key>%b))?+|(?P<edge>[\[\]}])|\Z)'
@@ -56,16 +49,6 @@ _NUL = re.compile(rb"\\(?<!\\\\)(?:\\\\)*+u0000")
 _BROKEN_LITERAL = re.compile(rb"(?<=[:\[,\s])[tfn](?!rue\b|alse\b|ull\b)")
 LITERAL_BYTES = 6
 """`false` and what stands before it: the decoder tells of a broken literal behind its place."""
-
-
-def has_more_values(body: bytes, most: int = MAX_VALUES) -> int | None:
-    """The byte where the value after `most` stands; those in text do not count."""
-    if len(body) <= most or body.count(b",") + body.count(b"[") + body.count(b"{") <= most:
-        return None
-    found = next(islice(_MARK.finditer(body), most, None), None)
-    if found is None or found.end() == len(body):
-        return None
-    return found.end()
 
 
 def locate(body: bytes, offset: int) -> str | None:

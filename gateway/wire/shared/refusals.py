@@ -15,13 +15,12 @@ import msgspec
 from msgspec import Meta
 
 from foundation.json_numbers import slow_number
+from foundation.json_values import MAX_VALUES, has_more_values
 from gateway.request_errors import BadField, UnknownField, UnsupportedField
 from gateway.wire.shared.json_place import (
     MAX_PATH_CHARS,
-    MAX_VALUES,
     describe,
     escaped_nul,
-    has_more_values,
     invalid_utf8,
     locate,
     lone_surrogate,

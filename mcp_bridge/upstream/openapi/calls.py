@@ -16,6 +16,8 @@ import msgspec
 from mcp_types import AudioContent, CallToolResult, ContentBlock, ImageContent, TextContent
 
 from foundation.json_numbers import slow_number
+from foundation.json_values import has_more_values
+from mcp_bridge.protocol.rpc import MAX_SERVER_VALUES
 from mcp_bridge.upstream.openapi.errors import BadArguments, BadDocument
 from mcp_bridge.upstream.openapi.operations import BODY, RESULT, Operation, Parameter, is_json
 from mcp_bridge.upstream.openapi.serialization import (
@@ -172,6 +174,8 @@ def result_of(operation: Operation, answer: HttpAnswer) -> CallToolResult:
 def _json_result(operation: Operation, body: bytes) -> CallToolResult:
     if slow := slow_number(body):
         return _failed(f"the answer has {slow.reason}")
+    if has_more_values(body, MAX_SERVER_VALUES) is not None:
+        return _failed(f"the answer has more than {MAX_SERVER_VALUES} values")
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

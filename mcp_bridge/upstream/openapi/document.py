@@ -13,6 +13,7 @@ import msgspec
 import yaml
 
 from foundation.json_numbers import is_index, slow_number
+from foundation.json_values import has_more_values
 from mcp_bridge.upstream.openapi.errors import BadDocument
 
 MAX_DOCUMENT_BYTES = 8 * 1024 * 1024
@@ -99,6 +100,8 @@ def _parsed(content: bytes) -> Json:
     if slow := slow_number(content):
         raise BadDocument("", f"has {slow.reason}")
     if content.lstrip()[:1] in (b"{", b"["):
+        if has_more_values(content, MAX_NODES) is not None:
+            raise BadDocument("", f"more than {MAX_NODES} values")
         try:
             return msgspec.json.decode(content)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

@@ -177,7 +177,11 @@ class StdioTransport:
             async for line in lines:
                 try:
                     message = rpc.decode(line)
-                except RpcError:
+                except RpcError as error:
+                    if rpc.unread_reason(error) == rpc.TOO_MANY_VALUES:  # as one that is too long
+                        most = f"a line of more than {rpc.MAX_SERVER_VALUES} values"
+                        self._fail(LineTooLong(self._spec.name, most))
+                        break
                     bad_lines += 1
                     if bad_lines > MAX_BAD_LINES:
                         self._fail(NotSpeaking(self._spec.name, "too many lines are no JSON-RPC"))

@@ -95,8 +95,8 @@ class SseStreamTransport:
             if event.name == b"message" and event.data:
                 try:
                     yield rpc.decode(event.data)
-                except RpcError:
-                    raise TransportFailed("no_json_rpc") from None
+                except RpcError as error:
+                    raise TransportFailed(rpc.unread_reason(error)) from None
         raise TransportFailed("upstream_ended")
 
     async def _read(self, response: Response) -> AsyncIterator[sse.Event]:

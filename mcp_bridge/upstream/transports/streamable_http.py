@@ -157,8 +157,8 @@ class StreamableAnswer:
     def _decode(self, body: bytes) -> Message:
         try:
             found = rpc.decode(body)
-        except RpcError:
-            raise Unreachable(self._server, "no_json_rpc") from None
+        except RpcError as error:
+            raise Unreachable(self._server, rpc.unread_reason(error)) from None
         if str(found.get("method")).endswith("/list_changed"):
             self._on_change()
         return found

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation import sse
+from foundation.json_values import MAX_VALUES
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.allowed_fields import client_capabilities
 from mcp_bridge.protocol.continuation import PREFIX, Continuation, Sealer, request_digest
@@ -152,6 +153,20 @@ def test_a_message_that_is_slow_to_read_is_none(numbers: str) -> None:
     with pytest.raises(RpcError, match="Parse error: ") as refused:
         rpc.decode(message.encode())
     assert refused.value.code == rpc.PARSE_ERROR
+
+
+@pytest.mark.parametrize("most", [MAX_VALUES, rpc.MAX_SERVER_VALUES])
+def test_a_message_has_so_many_values(most: int) -> None:
+    """Its bytes are no bound: an empty object of three takes sixty-four."""
+    given, text = b",0" * (most - 5), b'"' + b",[{" * most + b'"'
+    message = b'{"jsonrpc":"2.0","id":1,"result":{"found":[%b%b]}}'
+    found = rpc.decode(message % (text, given), most)["result"]["found"]
+    assert (found[0], len(found)) == (text[1:-1].decode(), most - 4)
+    with pytest.raises(RpcError) as refused:
+        rpc.decode(message % (text, given + b",0"), most)
+    said = f"Parse error: more than {most} values in arrays and objects"
+    assert (refused.value.code, refused.value.message) == (rpc.PARSE_ERROR, said)
+    assert refused.value.data == {"reason": "too_many_values", "limit": most}
 
 
 def test_errors_of_a_read_are_those_of_each_era() -> None:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from engine.fake.engine import FakeEngine
 from engine.protocol import EngineOutput, Grammar, Usage
 from engine.text.tokenizer import Tokenizer
+from foundation.json_values import MAX_VALUES
 from gateway.fleet.engine.job import EngineJob
 from gateway.fleet.engine.plain_jobs import PlainJobs
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -28,7 +29,6 @@ from gateway.request_errors import BadField, ContextTooLong
 from gateway.wire.openai.completions import from_completions
 from gateway.wire.openai.embeddings import from_embeddings
 from gateway.wire.openai.tokenizing import from_detokenize
-from gateway.wire.shared.json_place import MAX_VALUES
 from tests.budget import examples
 
 MILLION = 1_000_000

@@ -266,11 +266,12 @@ async def test_answers() -> None:
         (Wire(500, b"x" * 100_000), "HTTP 500: " + "x" * 4096),
         (Wire(201, b"{"), "the answer says that it is JSON, and is not"),
         (Wire(201, b"9" * 300), "the answer has a number of more than 256 characters"),
+        (Wire(201, b"[0%b]" % (b",0" * 500_000)), "the answer has more than 500000 values"),
         (Wire(201, b"[]"), "the answer is no object"),
         (Wire(201, b"hello", **{"content-type": "text/plain"}), "the answer is no JSON"),
         (Wire(201, b" " * (MAX_ANSWER_BYTES + 1)), "the answer is larger than"),
     ],
-    ids=["404", "500", "redirect", "long", "broken", "slow", "array", "text", "large"],
+    ids=["404", "500", "redirect", "long", "broken", "slow", "many", "array", "text", "large"],
 )
 async def test_answers_that_are_errors(wire: Wire, text: str) -> None:
     result = await answered("addPet", wire, body={})

@@ -210,6 +210,7 @@ def test_too_much_is_refused() -> None:
         (b'{"openapi": "3.1.0", "paths": []}', "/paths: must be an object"),
         (b"[" * 100_000, "is no JSON"),
         (b"[%b]" % (b"9" * 300), "has a number of more than 256 characters"),
+        (b"[0%b]" % (b",0" * 1_000_000), "more than 1000000 values"),
         (b"a: [" * 90 + b"[" * 90, "deeper than 100|is no YAML"),
         (b"a: &a [1]\nb: *a", "aliases are not read"),
         (b"a: !!python/object/apply:os.system [id]", "is no YAML"),

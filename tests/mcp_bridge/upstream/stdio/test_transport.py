@@ -15,7 +15,7 @@ from foundation.tasks import end_tasks
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.envelope import Envelope
 from mcp_bridge.protocol.eras import MODERN
-from mcp_bridge.protocol.rpc import Message
+from mcp_bridge.protocol.rpc import MAX_SERVER_VALUES, Message
 from mcp_bridge.protocol.translation import to_modern_params
 from mcp_bridge.upstream.launch_errors import LineTooLong, NotSpeaking, UpstreamEnded
 from mcp_bridge.upstream.stdio.process import STDERR_TAIL_BYTES, Launcher, ServerProcess
@@ -123,6 +123,20 @@ sys.stdin.read()
     transport = StdioTransport(launcher, python_spec(script), OWNER, {}, max_line_bytes=4096)
     assert await ended(transport) == [{"jsonrpc": "2.0", "method": "a"}]
     assert isinstance(transport.failure, LineTooLong)
+
+
+async def test_a_line_of_too_many_values_ends_the_upstream_by_name(launcher: Launcher) -> None:
+    """It may be the answer that a call waits for."""
+    script = f"""
+import sys
+sys.stdout.write('{{"jsonrpc":"2.0","id":1,"result":[0' + ',0' * {MAX_SERVER_VALUES} + ']}}\\n')
+sys.stdout.flush()
+sys.stdin.read()
+"""
+    transport = StdioTransport(launcher, python_spec(script, name="counter"), OWNER, {})
+    assert await ended(transport) == []
+    assert isinstance(transport.failure, LineTooLong)
+    assert str(transport.failure) == "counter: a line of more than 500000 values"
 
 
 async def test_a_chatterer_is_ended_and_its_words_go_nowhere(
