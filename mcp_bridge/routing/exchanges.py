@@ -75,9 +75,10 @@ MIN_RETRY_MS = 20  # whatever the server says
 
 
 class NotificationEvent(msgspec.Struct, frozen=True):
-    """The event of a notification."""
+    """The event of a notification. `size`: its bytes as they were read, where they were counted."""
 
     message: Message
+    size: int | None = None
 
 
 class WaitEvent(msgspec.Struct, frozen=True):
@@ -182,7 +183,7 @@ class ModernExchange:
                         continue
                     if rpc.is_notification(found):
                         if belongs_to(found, params):
-                            yield NotificationEvent(found)
+                            yield NotificationEvent(found, answer.message_bytes)
                         continue
                     if found.get("id") not in (message["id"], None):
                         continue
@@ -356,7 +357,7 @@ class LegacyExchange:
                     continue
                 if rpc.is_notification(found):
                     if belongs_to(found, self._params):
-                        yield NotificationEvent(found)
+                        yield NotificationEvent(found, answer.message_bytes)
                 elif rpc.is_request(found):
                     async for asked in self._ask(found):
                         yield asked

@@ -147,8 +147,9 @@ class NotificationBudget:
         self._clock, self._at = clock, clock()
         self._left, self._bytes_left = float(MAX_NOTIFICATIONS), float(MAX_NOTIFICATION_BYTES)
 
-    def take(self, message: Message) -> bool:
-        """Return whether one more is passed on. False: it is dropped, and costs nothing."""
+    def take(self, message: Message, size: int | None = None) -> bool:
+        """Return whether one more is passed on. False: it is dropped, and costs nothing. `size`:
+        its bytes, where they were counted as it was read."""
         now = self._clock()
         passed, self._at = max(0.0, now - self._at), now
         self._left = min(MAX_NOTIFICATIONS, self._left + passed * NOTIFICATIONS_PER_S)
@@ -157,7 +158,8 @@ class NotificationBudget:
         )
         if self._left < 1:
             return False
-        size = len(rpc.encode(message))
+        if size is None:
+            size = len(rpc.encode(message))
         if self._bytes_left < size:
             return False
         self._left -= 1
@@ -227,7 +229,9 @@ class GuardedExchange:
             permit.ended(outcome or left)
 
     def _is_too_much(self, event: Event) -> bool:
-        return isinstance(event, NotificationEvent) and not self._budget.take(event.message)
+        if not isinstance(event, NotificationEvent):
+            return False
+        return not self._budget.take(event.message, event.size)
 
     async def _note_message(self) -> None:
         """Tell the guard once that a message of the server came: a result, error, question or

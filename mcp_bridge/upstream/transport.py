@@ -60,6 +60,8 @@ class TransportAnswer(Protocol):
     last_id: str | None
     """The id of the last event, from which the stream can be resumed."""
     retry_ms: int
+    message_bytes: int | None
+    """Bytes of the message that was yielded last; None: they were not counted."""
 
     @property
     def headers(self) -> Mapping[str, str]:

@@ -42,6 +42,7 @@ class OpenApiAnswer:
     is_stream = False
     last_id: str | None = None
     retry_ms = DEFAULT_RETRY_MS
+    message_bytes: int | None = None
     headers: Mapping[str, str] = {}
 
     def __init__(self, status: int, message: Message | None = None) -> None:

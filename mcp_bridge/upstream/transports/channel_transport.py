@@ -42,6 +42,7 @@ class ChannelAnswer:
 
     last_id: str | None = None
     retry_ms = DEFAULT_RETRY_MS
+    message_bytes: int | None = None
 
     def __init__(
         self,

@@ -112,6 +112,7 @@ class StreamableAnswer:
         }
         self.last_id: str | None = None
         self.retry_ms = DEFAULT_RETRY_MS
+        self.message_bytes: int | None = None
         self.kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if self.headers.get("content-encoding", "identity").strip().lower() != "identity":
             raise Unreachable(server, "content_coding")
@@ -155,6 +156,7 @@ class StreamableAnswer:
                 yield self._decode(event.data) if event.data else None
 
     def _decode(self, body: bytes) -> Message:
+        self.message_bytes = len(body)
         try:
             found = rpc.decode(body)
         except RpcError as error:

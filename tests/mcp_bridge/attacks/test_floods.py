@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from mcp_bridge.protocol import envelope
+from mcp_bridge.protocol import envelope, rpc
 from mcp_bridge.routing import exchanges
+from mcp_bridge.routing.guard import NotificationBudget
 from mcp_bridge.routing.sessions import MAX_SUBSCRIPTIONS, MAX_URI_LEN
 from mcp_bridge.server import legacy as legacy_face
 from mcp_bridge.server import modern as modern_face
@@ -134,8 +135,17 @@ async def test_a_call_has_a_deadline_in_either_era(
 
 @pytest.mark.parametrize("is_modern", [True, False])
 async def test_only_what_is_of_a_request_is_said_on_its_stream(
-    redis: redis.asyncio.Redis, is_modern: bool
+    redis: redis.asyncio.Redis, is_modern: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And it counts by the bytes that were read."""
+    take, sizes = NotificationBudget.take, list[int | None]()
+
+    def noting(self: NotificationBudget, message: Any, size: int | None = None) -> bool:
+        sizes.append(size)
+        return take(self, message, size)
+
+    monkeypatch.setattr(NotificationBudget, "take", noting)
+
     def telling(server: Any, writer: Any, message: Any) -> bytes:
         return events(
             note("notifications/progress", progressToken="another's", progress=1),
@@ -158,6 +168,8 @@ async def test_only_what_is_of_a_request_is_said_on_its_stream(
         ):
             assert [each["params"]["progress"] for each in said[:-1]] == [4]
             assert "result" in said[-1]
+    passed_on = note("notifications/progress", progressToken="1", progress=4)
+    assert sizes == [len(rpc.encode(passed_on))] * 2
 
 
 async def test_questions_outside_of_requests_are_few_at_once(redis: redis.asyncio.Redis) -> None:

@@ -61,6 +61,12 @@ def test_an_hour_of_progress_is_no_storm() -> None:
         assert budget.take(note(100))
 
 
+def test_what_was_counted_as_it_was_read_is_not_encoded() -> None:
+    budget, never_encoded = NotificationBudget(lambda: 0.0), {"params": object()}
+    assert budget.take(never_encoded, bounds.MAX_NOTIFICATION_BYTES - 10)
+    assert not budget.take(never_encoded, 11) and budget.take(never_encoded, 10)
+
+
 def test_what_is_dropped_costs_nothing() -> None:
     budget = NotificationBudget(lambda: 0.0)
     assert not budget.take(note(bounds.MAX_NOTIFICATION_BYTES))
