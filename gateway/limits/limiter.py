@@ -182,7 +182,6 @@ class Limiter:
                 lambda: self._watch(),
                 log=log,
                 failure="not watched",
-                at_once=False,
             ),
             self.funds.periodic_renewal(self._funded),
         ]
@@ -459,6 +458,7 @@ class Limiter:
     async def _watch(self) -> None:
         """Tell a Redis that has lost what it knew what runs here, and what is in the books."""
         try:
+            await self._epochs.watch()
             if await self.counters.has_changed():
                 await self.renew()
             await self.counters.book_the_rest()

@@ -5,7 +5,8 @@ A bucket of which Redis knows nothing is full, unless the epoch says otherwise: 
 that moment, and refills since. Without an epoch nothing is admitted; one that is found missing is
 made by whoever finds it first. It is the moment at which it is made, of Redis' own clock: whatever
 was admitted before was there to empty a bucket. Only in a new installation, where nobody has ever
-used anything, it is 0 and buckets are full.
+used anything, it is 0 and buckets are full. Every gateway looks from its start on (`watch`): those
+whom no plan limits ask for no epoch, and their use would make the first plan's buckets empty.
 
 So after a loss a tenant waits for at most what a burst takes to refill (ten seconds: B = r * 10 s),
 also after a quiet hour: whether that hour was quiet nobody can say, for a stream that writes on has
@@ -61,6 +62,13 @@ class DataLossDetector:
 
     def __init__(self, pipeline: Pipeline, ever_used: EverUsed) -> None:
         self._pipeline, self._ever_used = pipeline, ever_used
+
+    async def watch(self) -> None:
+        """Make the epoch of all where Redis knows of none. Raises: LimiterUnavailable."""
+        try:
+            await self._of_all_us()
+        except (RedisError, OSError, QueueFull) as error:
+            raise LimiterUnavailable(f"epoch: {type(error).__name__}") from error
 
     async def begin(self, org_key: str) -> None:
         """Give an organization its epoch. Raises: LimiterUnavailable."""

@@ -91,6 +91,24 @@ async def gateways(
         await each.spool.shutdown()
 
 
+async def test_the_first_plan_of_an_installation_in_use_begins_with_full_buckets(
+    redis: redis.asyncio.Redis, db: AsyncEngine, tmp_path: Path
+) -> None:
+    """Use without a plan, which was before it, was taken from no bucket."""
+    spool = await Spool.open(tmp_path / "new")
+    gateway = Gateway(redis, db, spool)
+    await gateway.limiter.start()
+    try:
+        async with asyncio.timeout(30):
+            while await redis.get(OF_ALL) is None:
+                await asyncio.sleep(0.01)
+        await ingest(db, [an_event()])
+        await gateway.admitted(burst(TPM))
+    finally:
+        await gateway.limiter.close()
+        await spool.shutdown()
+
+
 @pytest.mark.parametrize("asks", [0, 1])
 async def test_long_streams_alone_are_use_enough(
     redis: redis.asyncio.Redis,
