@@ -1,5 +1,6 @@
 """`Idempotency-Key` on generation: whatever is lost on the way, one answer and one bill. The whole
-application, an upstream on a real socket; what a dead gateway leaves is left here, too."""
+application, an upstream on a real socket, and a fresh organization for each test; what a dead
+gateway leaves is left here, too."""
 
 from __future__ import annotations
 
@@ -7,8 +8,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from itertools import product
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import msgspec
@@ -21,16 +21,20 @@ from billing.corrections.superseded_requests import take_back
 from billing.ledger.accounts import account_of
 from billing.reconciliation.checks import check_ledger
 from billing.tables import transfers, usage_events
+from gateway.db import create_engine
 from gateway.fleet.errors import DeadlinePassed, ReplicaLost
+from gateway.ids import uuid7
 from gateway.routes.shared import idempotent_replies
-from gateway.secret import Secret
+from gateway.secret import Secret, SecretKey
 from gateway.tenancy import idempotency_keys
 from gateway.tenancy.idempotency_keys import Claim, IdempotencyKeys
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
 from gateway.tenancy.tables import idempotency_keys as table
 from gateway.tenancy.tables import projects
+from tests.databases import Databases
 from tests.gateway.auth.browsing import live_app, new_browser
 from tests.gateway.auth.conftest import ACTOR, Tenant, make_tenant
+from tests.gateway.conftest import be_patient
 from tests.gateway.fleet.upstream.scripted_upstream import (
     Exchange,
     Upstream,
@@ -38,6 +42,9 @@ from tests.gateway.fleet.upstream.scripted_upstream import (
     completion,
     good_stream,
 )
+from tests.shared_application import in_one_task, on_one_loop, stores_of_its_own
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 ASKED: dict[str, Any] = {CHAT: {}, RESPONSES: {}, MESSAGES: {"max_tokens": 9}}
@@ -53,11 +60,21 @@ output = "2"
 """
 
 
+class Application(NamedTuple):
+    """It serves all tests here, its upstream too, of which each begins with nothing asked."""
+
+    app: Litestar
+    db: AsyncEngine
+    upstream: Upstream
+    secret: SecretKey
+
+
 class World:
-    def __init__(self, app: Litestar, db: AsyncEngine, owner: Tenant, key: str) -> None:
-        self.app, self.db, self.owner, self.key = app, db, owner, key
-        self.upstream = Upstream()
+    def __init__(self, shared: Application, owner: Tenant, key: str) -> None:
+        self.app, self.db, self.owner, self.key = shared.app, shared.db, owner, key
+        self.upstream = shared.upstream
         self.upstream.script = self.answers
+        self.upstream.exchanges.clear()
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -88,63 +105,84 @@ class World:
         assert await self.app.state.services.shipper.drain(10.0)
         own, account = transfers.c, account_of(self.owner.org_id)
         signed = sa.case((own.debit == account, own.amount_pico), else_=-own.amount_pico)
-        mine = sa.or_(own.debit == account, own.credit == account)
         async with self.db.connect() as conn:
-            return int(await conn.scalar(sa.select(sa.func.sum(signed)).where(mine)) or 0)
+            found = sa.select(sa.func.sum(signed)).where(self.has_transfer)
+            return int(await conn.scalar(found) or 0)
+
+    @property
+    def has_transfer(self) -> sa.ColumnElement[bool]:
+        """Selects those of the owner's account."""
+        account = account_of(self.owner.org_id)
+        return sa.or_(transfers.c.debit == account, transfers.c.credit == account)
 
     async def events(self) -> list[Any]:
         assert await self.app.state.services.shipper.drain(10.0)
         async with self.db.connect() as conn:
-            found = sa.select(usage_events).where(usage_events.c.kind == "usage")
+            found = sa.select(usage_events).where(
+                usage_events.c.kind == "usage", usage_events.c.org == self.owner.org_id
+            )
             return list(await conn.execute(found.order_by(usage_events.c.id)))
+
+    async def claims(self) -> list[Any]:
+        async with self.db.connect() as conn:
+            found = sa.select(table).where(table.c.org_id == self.owner.org_id)
+            return list(await conn.execute(found))
 
     async def age(self) -> None:
         """No gateway has said for long that it runs."""
         moment = sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, 1 + ALIVE_S)
         async with self.db.begin() as conn:
-            await conn.execute(sa.update(table).values(claimed_at=moment))
+            of_owner = sa.update(table).where(table.c.org_id == self.owner.org_id)
+            await conn.execute(of_owner.values(claimed_at=moment))
 
 
 ALIVE_S = idempotency_keys.ALIVE_S
 
 
-@pytest.fixture
-async def world(
-    tmp_path: Path, postgres_url: str, redis_url: str, db: AsyncEngine, patient: None
-) -> AsyncIterator[World]:
-    made: list[World] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await made[0].upstream.serve(reader, writer)
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+@on_one_loop(scope="module")
+async def application(
+    databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Application]:
+    folder, upstream = tmp_path_factory.mktemp("application"), Upstream()
+    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    (tmp_path / "book.toml").write_text(BOOK)
-    config = tmp_path / "upstream.toml"
+    (folder / "book.toml").write_text(BOOK)
+    config = folder / "upstream.toml"
     config.write_text(
-        f'price_books = ["{tmp_path}/book.toml"]\n[[model]]\nname = "big"\n'
+        f'price_books = ["{folder}/book.toml"]\n[[model]]\nname = "big"\n'
         f'upstream = "http://127.0.0.1:{port}/v1"\n'
     )
-    async with live_app(tmp_path, postgres_url, redis_url, None, config=str(config)) as app:
-        owner = await make_tenant(db, "acme")
-        secret = Secret.load(tmp_path / "secret.json").current
-        async with db.begin() as conn:
-            key = await create_key(
-                conn,
-                org_id=owner.org_id,
-                project_id=owner.project_id,
-                name="once",
-                scopes=["inference"],
-                pepper=secret.derive(PEPPER_PURPOSE),
-                pepper_id=secret.id,
-                actor=ACTOR,
-            )
-        made.append(World(app, db, owner, key.secret))
-        yield made[0]
+    with pytest.MonkeyPatch.context() as patch:
+        be_patient(patch)
+        async with stores_of_its_own(databases, redis_server_url) as (url, redis_url):
+            db = create_engine(url)
+            started = live_app(folder, url, redis_url, None, config=str(config))
+            async with in_one_task(started) as app:
+                patch.undo()
+                secret = Secret.load(folder / "secret.json").current
+                yield Application(app, db, upstream, secret)
+            await db.dispose()
     server.close()
-    for writer in list(made[0].upstream.writers):
+    for writer in list(upstream.writers):
         writer.transport.abort()
     await server.wait_closed()
+
+
+@on_one_loop()
+async def world(application: Application, patient: None) -> World:
+    owner = await make_tenant(application.db, f"acme-{uuid7().hex}")
+    async with application.db.begin() as conn:
+        key = await create_key(
+            conn,
+            org_id=owner.org_id,
+            project_id=owner.project_id,
+            name="once",
+            scopes=["inference"],
+            pepper=application.secret.derive(PEPPER_PURPOSE),
+            pepper_id=application.secret.id,
+            actor=ACTOR,
+        )
+    return World(application, owner, key.secret)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -279,8 +317,7 @@ async def test_what_is_cut_off_and_billed_nothing_lets_go_of_its_key(world: Worl
 async def test_who_understands_nothing_claims_nothing(world: World) -> None:
     assert (await world.ask(n="many")).status_code == 400
     assert (await world.ask("two words")).status_code == 400
-    async with world.db.connect() as conn:
-        assert await conn.scalar(sa.select(sa.func.count()).select_from(table)) == 0
+    assert await world.claims() == []
 
 
 async def test_what_is_too_long_to_be_kept_is_billed_once_and_said_to_be_lost(
@@ -299,7 +336,8 @@ async def test_a_project_that_keeps_nothing_keeps_no_answer_and_is_billed_once(
     world: World, stream: bool
 ) -> None:
     async with world.db.begin() as conn:
-        await conn.execute(sa.update(projects).values(zero_retention=True))
+        of_owner = sa.update(projects).where(projects.c.id == world.owner.project_id)
+        await conn.execute(of_owner.values(zero_retention=True))
     first = await world.ask(stream=stream)
     again = await world.ask(stream=stream)
     assert first.status_code == 200 and first.content
@@ -307,8 +345,7 @@ async def test_a_project_that_keeps_nothing_keeps_no_answer_and_is_billed_once(
     assert "keeps nothing" in again.json()["error"]["message"]
     assert world.num_asked == len(await world.events()) == 1
     keys: IdempotencyKeys = world.app.state.services.idempotency_keys
-    async with world.db.connect() as conn:
-        [row] = (await conn.execute(sa.select(table))).all()
+    [row] = await world.claims()
     claim = Claim(
         org_id=row.org_id,
         principal=row.principal,
@@ -402,7 +439,9 @@ async def test_what_a_dead_gateway_billed_is_taken_back_once_it_is_retried(
     await take_back(world.db)  # unless the application was faster
     assert await world.charged() == once, "the second alone"
     async with world.db.connect() as conn:
-        reversals = sa.select(transfers.c.corrects).where(transfers.c.kind == "reversed")
+        reversals = sa.select(transfers.c.corrects).where(
+            transfers.c.kind == "reversed", world.has_transfer
+        )
         assert list(await conn.scalars(reversals)) == [first.id]
     assert await take_back(world.db) == 0
     assert await check_ledger(world.db) == []
