@@ -9,38 +9,45 @@ import pytest
 import sqlalchemy as sa
 
 from gateway.audit.tables import entries
+from gateway.ids import uuid7
 from gateway.routes.admin.models import CacheContractView, to_contract
-from gateway.tenancy.tables import plans
 from tests.gateway.routes.admin.conftest import World
 
-NEW = {
-    "name": "silver",
-    "tokens_per_minute": 100,
-    "batch_tokens_per_day": 9000,
-    "requests_per_minute": None,
-    "lane": "batch",
-    "price_list": "default",
-}
+
+@pytest.fixture
+def new() -> dict[str, Any]:
+    """A plan whose name nobody has."""
+    return {
+        "name": f"silver-{uuid7().hex}",
+        "tokens_per_minute": 100,
+        "batch_tokens_per_day": 9000,
+        "requests_per_minute": None,
+        "lane": "batch",
+        "price_list": "default",
+    }
 
 
-async def actions(world: World) -> list[tuple[str, str, str | None, str | None]]:
-    """Return what the audit log says of plans."""
+async def actions(world: World, org_id: str) -> list[tuple[str, str, str | None, str | None]]:
+    """Return what the operator's audit log says of plans."""
     async with world.db.connect() as conn:
         found = sa.select(entries.c.action, entries.c.target, entries.c.before, entries.c.after)
-        found = found.where(
-            entries.c.action.like("plan.%"), entries.c.actor_id != "settings"
-        ).order_by(entries.c.sequence)
+        found = found.where(entries.c.action.like("plan.%"), entries.c.org_id == org_id).order_by(
+            entries.c.sequence
+        )
         return [tuple(row) for row in await conn.execute(found)]
 
 
-async def test_a_plan_is_made_changed_and_archived(world: World) -> None:
-    made = await world.call("POST", "/v1/admin/plans", NEW)
+async def test_a_plan_is_made_changed_and_archived(
+    world: World, org_id: str, new: dict[str, Any]
+) -> None:
+    name, path = new["name"], f"/v1/admin/plans/{new['name']}"
+    made = await world.call("POST", "/v1/admin/plans", new)
     assert made.status_code == 201, made.text
     plan = made.json()
     assert isinstance(plan.pop("created_at"), int)
     assert plan == {
         "object": "plan",
-        "name": "silver",
+        "name": name,
         "tokens_per_minute": 100,
         "requests_per_minute": None,
         "max_concurrent_streams": None,
@@ -53,26 +60,26 @@ async def test_a_plan_is_made_changed_and_archived(world: World) -> None:
         "read_only": False,
         "archived_at": None,
     }
-    shown = await world.call("GET", "/v1/admin/plans/silver")
+    shown = await world.call("GET", path)
     assert shown.content == made.content and shown.headers["etag"] == made.headers["etag"]
     patch = {"tokens_per_minute": 200, "lane": None}
-    changed = await world.call("PATCH", "/v1/admin/plans/silver", patch)
+    changed = await world.call("PATCH", path, patch)
     assert changed.status_code == 200 and changed.headers["etag"] != made.headers["etag"]
     assert (changed.json()["tokens_per_minute"], changed.json()["lane"]) == (200, None)
     assert changed.json()["price_list"] == "default", "what is not named stays"
-    same = await world.call("PATCH", "/v1/admin/plans/silver", patch)
+    same = await world.call("PATCH", path, patch)
     assert same.headers["etag"] == changed.headers["etag"]
     for _ in range(2):
-        archived = await world.call("POST", "/v1/admin/plans/silver/archive")
+        archived = await world.call("POST", f"{path}/archive")
         assert archived.status_code == 200 and archived.json()["archived_at"] is not None
-    late = await world.call("PATCH", "/v1/admin/plans/silver", patch)
+    late = await world.call("PATCH", path, patch)
     assert late.status_code == 409 and late.json()["code"] == "read_only"
-    assert (await world.call("POST", "/v1/admin/plans", NEW)).json()["code"] == "name_taken"
-    log = await actions(world)
+    assert (await world.call("POST", "/v1/admin/plans", new)).json()["code"] == "name_taken"
+    log = await actions(world, org_id)
     assert [entry[:2] for entry in log] == [
-        ("plan.created", "silver"),
-        ("plan.updated", "silver"),
-        ("plan.archived", "silver"),
+        ("plan.created", name),
+        ("plan.updated", name),
+        ("plan.archived", name),
     ]
     assert log[1][2:] == (
         '{"lane":"batch","tokens_per_minute":100}',
@@ -80,32 +87,20 @@ async def test_a_plan_is_made_changed_and_archived(world: World) -> None:
     )
 
 
-async def test_plans_are_listed_by_name(world: World) -> None:
-    await world.call("POST", "/v1/admin/plans", NEW)
-    await world.call("POST", "/v1/admin/plans", {"name": "old"})
-    await world.call("POST", "/v1/admin/plans/old/archive")
-    first = (await world.call("GET", "/v1/admin/plans?limit=2")).json()
-    assert [each["name"] for each in first["data"]] == ["default", "gold"]
-    assert (first["has_more"], first["last_id"]) == (True, "gold")
-    second = (await world.call("GET", "/v1/admin/plans?limit=2&after=gold")).json()
-    assert [each["name"] for each in second["data"]] == ["silver"] and not second["has_more"]
-    everything = "/v1/admin/plans?include_archived=true&order=desc"
-    found = (await world.call("GET", everything)).json()
-    assert [each["name"] for each in found["data"]] == ["silver", "old", "gold", "default"]
-
-
-async def test_a_plan_of_the_settings_is_read_only(world: World) -> None:
+async def test_a_plan_of_the_settings_is_read_only(world: World, org_id: str) -> None:
     assert (await world.call("GET", "/v1/admin/plans/gold")).json()["read_only"] is True
     patched = await world.call("PATCH", "/v1/admin/plans/gold", {"tokens_per_minute": 1})
     archived = await world.call("POST", "/v1/admin/plans/gold/archive")
     for refused in (patched, archived):
         assert refused.status_code == 409 and refused.json()["code"] == "read_only"
-    assert await actions(world) == []
+    assert await actions(world, org_id) == []
 
 
-async def test_who_has_seen_another_state_changes_nothing(world: World) -> None:
-    etag = (await world.call("POST", "/v1/admin/plans", NEW)).headers["etag"]
-    path = "/v1/admin/plans/silver"
+async def test_who_has_seen_another_state_changes_nothing(
+    world: World, new: dict[str, Any]
+) -> None:
+    etag = (await world.call("POST", "/v1/admin/plans", new)).headers["etag"]
+    path = f"/v1/admin/plans/{new['name']}"
     first = await world.call("PATCH", path, {"tokens_per_minute": 1}, if_match=etag)
     assert first.status_code == 200
     second = await world.call("PATCH", path, {"tokens_per_minute": 2}, if_match=etag)
@@ -118,27 +113,32 @@ async def test_who_has_seen_another_state_changes_nothing(world: World) -> None:
     assert third.status_code == 200
 
 
-async def test_of_many_who_saw_the_same_state_one_changes_it(world: World) -> None:
-    etag = (await world.call("POST", "/v1/admin/plans", NEW)).headers["etag"]
+async def test_of_many_who_saw_the_same_state_one_changes_it(
+    world: World, org_id: str, new: dict[str, Any]
+) -> None:
+    etag = (await world.call("POST", "/v1/admin/plans", new)).headers["etag"]
 
     async def change(number: int) -> int:
         body = {"tokens_per_minute": 1000 + number}
-        done = await world.call("PATCH", "/v1/admin/plans/silver", body, if_match=etag)
+        path = f"/v1/admin/plans/{new['name']}"
+        done = await world.call("PATCH", path, body, if_match=etag)
         return done.status_code
 
     statuses = await asyncio.gather(*(change(number) for number in range(12)))
     assert sorted(statuses) == [200, *[412] * 11]
-    assert len(await actions(world)) == 2
+    assert len(await actions(world, org_id)) == 2
 
 
-async def test_a_repeated_request_makes_one_plan(world: World) -> None:
+async def test_a_repeated_request_makes_one_plan(
+    world: World, org_id: str, new: dict[str, Any]
+) -> None:
     answers = [
-        await world.call("POST", "/v1/admin/plans", NEW, idempotency_key="once") for _ in range(2)
+        await world.call("POST", "/v1/admin/plans", new, idempotency_key="once") for _ in range(2)
     ]
     assert [each.status_code for each in answers] == [201, 201]
     assert answers[0].content == answers[1].content
     assert answers[1].headers["idempotent-replayed"] == "true"
-    assert len(await actions(world)) == 1
+    assert len(await actions(world, org_id)) == 1
 
 
 BAD_PLANS: list[Any] = [
@@ -174,22 +174,6 @@ async def test_what_is_not_there_is_not_found(world: World) -> None:
     ):
         missing = await world.call(method, path, {} if method == "PATCH" else None)
         assert missing.status_code == 404, path
-
-
-async def test_a_start_leaves_the_operators_plans_alone(world: World) -> None:
-    from gateway.principal import Plan
-    from gateway.tenancy.money.plans import sync_plans
-
-    await world.call("POST", "/v1/admin/plans", NEW)
-    async with world.db.begin() as conn:
-        await sync_plans(conn, [Plan(name="default")])
-        rows = {row.name: row for row in await conn.execute(sa.select(plans))}
-    assert rows["gold"].archived_at is not None, "gone from the settings"
-    assert rows["silver"].archived_at is None and rows["silver"].tokens_per_minute == 100
-    async with world.db.begin() as conn:
-        await sync_plans(conn, [Plan(name="silver")])
-    taken = (await world.call("GET", "/v1/admin/plans/silver")).json()
-    assert (taken["read_only"], taken["tokens_per_minute"]) == (True, None)
 
 
 async def test_the_price_list_says_what_is_priced(world: World) -> None:
