@@ -7,25 +7,48 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
-from redis.asyncio import Redis
+import redis.asyncio
 
 from gateway.auth.bearer import api_keys
-from tests.gateway.whole_app import MODELS, World, world
+from gateway.ids import uuid7
+from tests.databases import Databases
+from tests.gateway.whole_app import MODELS, World, make_tenant, world
 from tests.pace import within
+from tests.shared_application import in_one_task, on_one_loop, stores_of_its_own
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 KEYS = "/v1/admin/keys"
 
 
-@pytest.fixture
-async def here(postgres_url: str, redis: Redis, tmp_path: Path) -> AsyncIterator[World]:
-    async with world(postgres_url, redis, tmp_path) as found:
-        yield found
+@on_one_loop(scope="module")
+async def application(
+    databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[World, str]]:
+    """The application of all tests here, and the URL of its Postgres."""
+    async with stores_of_its_own(databases, redis_server_url) as (url, redis_url):
+        store = redis.asyncio.from_url(redis_url)
+        async with in_one_task(world(url, store, tmp_path_factory.mktemp("home"))) as found:
+            yield found, url
+        await store.aclose()
+
+
+@on_one_loop()
+async def here(application: tuple[World, str]) -> World:
+    """The application, with two organizations of this test alone."""
+    shared, url = application
+    name = uuid7().hex
+    return msgspec.structs.replace(
+        shared,
+        acme=await make_tenant(url, f"acme-{name}", is_operator=True),
+        other=await make_tenant(url, f"other-{name}", is_operator=False),
+    )
 
 
 async def make(here: World, **fields: Any) -> dict[str, Any]:
