@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis.asyncio import Redis
-from sqlalchemy.ext.asyncio import AsyncEngine
+import redis.asyncio
 from uvicorn import Server
 
 from gateway.app.connection import ClientConnection
 from gateway.app.worker import server_config
 from gateway.audit.log import COMMAND_LINE
-from gateway.db import tenant
+from gateway.db import create_engine, tenant
 from gateway.networks import Networks
 from gateway.settings.load import load
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
 from gateway.tenancy.keys.restrictions import Restrictions
+from tests.databases import Databases
 from tests.gateway.whole_app import SECRET, World, world
+from tests.shared_application import in_one_task, on_one_loop, stores_of_its_own
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 DEADLINE_S = 10.0
 INSIDE = b"10.1.1.1"
@@ -66,29 +69,38 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     return int(head.split()[1]), await reader.readexactly(int(length))
 
 
-@pytest.fixture
+@on_one_loop(scope="module")
 async def door(
-    db: AsyncEngine, postgres_url: str, redis: Redis, tmp_path: Path
+    databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[WorkerSocket]:
+    """Serve all tests here: none of them leaves anything."""
+    home = tmp_path_factory.mktemp("home")
     trusted = Networks.of(["127.0.0.1"])
-    async with (
-        world(postgres_url, redis, tmp_path / "home", trusted_proxies=trusted) as found,
-        serving(found.app, tmp_path) as port,
-    ):
-        key = SECRET.current
-        async with tenant(db, found.acme.org_id) as conn:
-            inside = await create_key(
-                conn,
-                org_id=found.acme.org_id,
-                project_id=found.acme.project_id,
-                name="inside",
-                scopes=["admin:*"],
-                restrictions=Restrictions(ip_ranges=["10.1.1.0/24"]),
-                pepper=key.derive(PEPPER_PURPOSE),
-                pepper_id=key.id,
-                actor=COMMAND_LINE,
-            )
-        yield WorkerSocket(port, found, inside.secret)
+    async with stores_of_its_own(databases, redis_server_url) as (url, redis_url):
+        store = redis.asyncio.from_url(redis_url)
+        started = world(url, store, home, trusted_proxies=trusted)
+        async with in_one_task(started) as found, serving(found.app, home) as port:
+            yield WorkerSocket(port, found, await inside_key(url, found))
+        await store.aclose()
+
+
+async def inside_key(postgres_url: str, found: World) -> str:
+    """Make a key that is good only from inside."""
+    db, key = create_engine(postgres_url), SECRET.current
+    async with tenant(db, found.acme.org_id) as conn:
+        inside = await create_key(
+            conn,
+            org_id=found.acme.org_id,
+            project_id=found.acme.project_id,
+            name="inside",
+            scopes=["admin:*"],
+            restrictions=Restrictions(ip_ranges=["10.1.1.0/24"]),
+            pepper=key.derive(PEPPER_PURPOSE),
+            pepper_id=key.id,
+            actor=COMMAND_LINE,
+        )
+    await db.dispose()
+    return inside.secret
 
 
 @asynccontextmanager
