@@ -58,12 +58,12 @@ class Periodic:
 
     async def run(self) -> None:
         """Repeat the work until cancelled, in the caller's own task."""
-        unforeseen = LogAndContinue(self._log, self._failure)
+        log_and_continue = LogAndContinue(self._log, self._failure)
         if not self._at_once:
             await self._wait()
         while True:
             self._woken.clear()
-            with unforeseen:
+            with log_and_continue:
                 try:
                     async with asyncio.timeout(self._timeout_s):
                         await self._work()

@@ -117,7 +117,7 @@ class Funds:
         """By org when a top-up last fell short of what a model wanted."""
         self._served: set[OrgCounter] = set()
         """Since the last renewal."""
-        self._unforeseen = LogAndContinue(log, "a lease on a balance is not renewed")
+        self._log_and_continue = LogAndContinue(log, "a lease on a balance is not renewed")
 
     async def close(self) -> None:
         for task in list(self._running.values()):
@@ -231,7 +231,7 @@ class Funds:
         """Renew the lease of each; one that fails, whatever the error, costs no other its own."""
         served, self._served = self._served | set(running), set()
         for of in served:
-            with self._unforeseen:
+            with self._log_and_continue:
                 try:
                     await self._renew(of)
                 except (LimiterUnavailable, SpentUnknown) as error:

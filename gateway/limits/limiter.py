@@ -159,7 +159,7 @@ class Limiter:
         self._gateways = GatewayCount(self._scripts.pipeline, at_least=num_gateways)
         self._comfort = OutageSpending()
         self._outage = Outage(self._scripts, self._local)
-        self._epochs = DataLossDetector(self._scripts.pipeline, self._was_ever_used)
+        self._data_loss_detector = DataLossDetector(self._scripts.pipeline, self._was_ever_used)
         known = books or NoBooks()
         self.counters = Counters(self._scripts, known, self._was_ever_used, grace_s=grace_s)
         self.funds = Funds(self._scripts, lender or NoLender())
@@ -283,7 +283,7 @@ class Limiter:
         for _ in range(MAX_MISSING):  # its epoch, its counters, days' buckets, its funding
             reply = await self._scripts.call("admit", keys, self._to_asked(wanted))
             if reply[0] == 4:
-                await self._epochs.begin(epoch_key(wanted.org_id))
+                await self._data_loss_detector.begin(epoch_key(wanted.org_id))
             elif reply[0] == 5 and spending is not None:
                 missing = [cap.counter for cap in spending.caps]
                 await self.counters.build(wanted.org_id, missing, self.renew)
@@ -458,7 +458,7 @@ class Limiter:
     async def _watch(self) -> None:
         """Tell a Redis that has lost what it knew what runs here, and what is in the books."""
         try:
-            await self._epochs.watch()
+            await self._data_loss_detector.watch()
             if await self.counters.has_changed():
                 await self.renew()
             await self.counters.book_the_rest()

@@ -112,7 +112,7 @@ class AuditRecords:
         await self._waiting.put(Entry(caller, "mcp.sampled", server, after))
 
     async def _run(self) -> None:
-        unforeseen = LogAndContinue(log, "mcp: audit not written")
+        log_and_continue = LogAndContinue(log, "mcp: audit not written")
         while True:
             batch = [await self._waiting.get()]
             await asyncio.sleep(WRITE_EVERY_S)
@@ -122,7 +122,7 @@ class AuditRecords:
             for entry in batch:
                 by_org.setdefault(entry.caller.org_id, []).append(entry)
             for org_id, entries in by_org.items():
-                with unforeseen:
+                with log_and_continue:
                     await self._write(org_id, entries)
             for _ in batch:
                 self._waiting.task_done()

@@ -119,11 +119,11 @@ class ChangeListener:
 
     async def _run(self) -> None:
         backoff_s = HEARTBEAT_S
-        unforeseen = LogAndContinue(log, f"{self._channel}: listener lost")
+        log_and_continue = LogAndContinue(log, f"{self._channel}: listener lost")
         while True:
             started = self._clock()
             pubsub = self._redis.pubsub()
-            with unforeseen:
+            with log_and_continue:
                 try:
                     await self._listen(pubsub)
                 except (RedisError, OSError) as error:

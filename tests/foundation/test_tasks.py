@@ -40,12 +40,12 @@ async def test_tasks_of_an_application_end_with_it(monkeypatch: pytest.MonkeyPat
 
 def test_a_loop_that_always_fails_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    unforeseen = LogAndContinue(log, "not done", clock=lambda: now)
+    log_and_continue = LogAndContinue(log, "not done", clock=lambda: now)
     for _ in range(5):
-        with unforeseen:
+        with log_and_continue:
             raise ValueError
     now += LOG_AGAIN_S
-    with unforeseen:
+    with log_and_continue:
         raise ValueError
     first, second = (record.getMessage() for record in caplog.records)
     assert first == "not done: ValueError()"

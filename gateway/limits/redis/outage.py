@@ -98,11 +98,11 @@ class Outage:
     async def _mend(self) -> None:
         """Wait until Redis is back, and has stayed until all that waited for it is done."""
         wait_s = FIRST_PROBE_S
-        unforeseen = LogAndContinue(log, "Redis is not looked for")
+        log_and_continue = LogAndContinue(log, "Redis is not looked for")
         while self._scripts.is_away or self._deferred:
             await asyncio.sleep(wait_s)
             wait_s = min(MAX_PROBE_S, 2 * wait_s)
-            with unforeseen:
+            with log_and_continue:
                 try:
                     if self._scripts.is_away:
                         await self._scripts.probe("renew", NOBODY, (0, []))

@@ -78,7 +78,7 @@ async def test_a_batch_that_ends_before_anybody_has_asked_spoils_nothing(
     )
     assert isinstance(verdict, Admission)
     await redis.flushall()
-    await limiter._epochs.begin("tollgate:{org_a}:epoch")
+    await limiter._data_loss_detector.begin("tollgate:{org_a}:epoch")
     await limiter.renew()
     await limiter.settle(verdict, Units(input_tokens=400_000))
     assert await redis.get(SCOPE) is None, "nobody knows what its bucket holds"

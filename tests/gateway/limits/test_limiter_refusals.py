@@ -143,7 +143,7 @@ async def check(url: str, who: Principal, steps: list[Step], request: tuple[int,
         await store.flushall()
         world = World(store, who)
         await world.at(START_US)
-        await world.limiter._epochs.begin(epoch_key("org_a"))
+        await world.limiter._data_loss_detector.begin(epoch_key("org_a"))
         await world.live(steps)
         # What has expired is healed before, so that the request finds nothing to heal.
         await world.limiter._scripts.call("renew", org_keys("org_a"), (0, []))

@@ -158,7 +158,7 @@ async def test_an_epoch_of_before_is_not_given_to_an_org_after_a_loss(
 
     monkeypatch.setattr(one.limiter._scripts.pipeline, "call", emptied_once)
     before_us = time.time_ns() // 1000
-    await one.limiter._epochs.begin(ORG_EPOCH)
+    await one.limiter._data_loss_detector.begin(ORG_EPOCH)
     assert emptied
     assert await redis.get(ORG_EPOCH) == await redis.get(OF_ALL)
     assert int(await redis.get(ORG_EPOCH)) >= before_us
