@@ -116,7 +116,7 @@ class Stack:
         code = self.process.wait(STOP_TIMEOUT_S)
         self.process = None
         assert code in (0, 130, -signal.SIGINT), self.log.read_text()[-4000:]
-        gone, alive = psutil.wait_procs(children, timeout=5)
+        gone, alive = psutil.wait_procs(children, timeout=30)
         assert not alive, f"left behind: {alive}"
 
     def clean_up(self) -> None:

@@ -180,6 +180,55 @@ def is_set(tree: ast.Module, node: ast.expr) -> bool:
     return made or isinstance(node, ast.Set | ast.SetComp)
 
 
+HANG_S = 30
+"""A test that waits so long hangs; one that waits less may wait for a busy machine."""
+WALL_CLOCKS = {"monotonic", "perf_counter", "time"}
+
+
+def is_elapsed(node: ast.expr) -> bool:
+    """Return whether it is `time.monotonic() - started`, by whatever wall clock."""
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Sub)
+        and isinstance(node.left, ast.Call)
+        and isinstance(node.left.func, ast.Attribute)
+        and node.left.func.attr in WALL_CLOCKS
+    )
+
+
+def is_below(node: ast.expr, most: float, least: float = 0) -> bool:
+    value = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(value, int | float) and least <= value < most
+
+
+def waits_for_wall_time(node: ast.AST) -> bool:
+    """Return whether it bounds elapsed time, or guards against a hang too early. A shorter
+    `asyncio.timeout` than of a second is meant to end."""
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        return any(
+            isinstance(op, ast.Lt | ast.LtE) and is_elapsed(less) and is_below(more, HANG_S)
+            for less, op, more in zip(sides, node.ops, sides[1:], strict=False)
+        )
+    return (
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "asyncio.timeout"
+        and is_below(node.args[0], HANG_S, least=1)
+    )
+
+
+def test_no_test_waits_for_wall_time() -> None:
+    """A busy machine takes it away: `tests/pace.py` has what to use instead."""
+    found = [
+        f"{relative(path)}:{node.lineno}"
+        for path in python_files()
+        if relative(path).startswith("tests/")
+        for node in ast.walk(tree_of(path))
+        if waits_for_wall_time(node)
+    ]
+    assert found == []
+
+
 def test_tests_have_the_same_names_in_every_process() -> None:
     """Else pytest-xdist runs none of them."""
     found = [

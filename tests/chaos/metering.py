@@ -54,8 +54,8 @@ from tests.scratch import make_scratch
 POSTGRES = "postgres"
 VICTIMS = (*GATEWAYS, *GATEWAYS, *SHIPPERS, *INVOICERS, POSTGRES, POSTGRES)
 BETWEEN_KILLS_S = (0.05, 0.2)
-PROGRESS_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 20.0
+PROGRESS_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
 LONG_ENOUGH = timedelta(days=70)
 """After the last event its period has ended, and so has its grace."""
 PRELOADED = ["tests.chaos.metered", "psutil", "migrations.runner"]

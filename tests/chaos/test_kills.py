@@ -288,7 +288,7 @@ async def test_a_hung_engine_is_given_up_killed_and_replaced(impatient: Stack) -
         noticed_s = time.monotonic() - stopped
         ready = await http.get("/health/ready")
         away = await http.post("/v1/chat/completions", json=body("Hi", max_tokens=5, stream=False))
-    assert HUNG_AFTER_S * 0.8 < noticed_s < HUNG_AFTER_S + 3
+    assert HUNG_AFTER_S * 0.8 < noticed_s < HUNG_AFTER_S + 30
     check_given_up(lost)
     assert ready.status_code == 503 and ready.json()["missing"] == ["replicas"]
     assert away.status_code == 503

@@ -33,8 +33,8 @@ from tests.stack import BIN, Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.in_order]
 
-DRAIN_S = 3.0
-STOP_S = DRAIN_S + 15.0
+DRAIN_S = 12.0
+STOP_S = DRAIN_S + 30.0
 """The drain, and a bounded time for each part to close; a loaded machine needs some of it."""
 CONFIG = """
 drain_timeout_s = {drain_s}
@@ -290,9 +290,8 @@ def test_a_worker_that_is_told_to_leave_finishes_its_stream_while_the_others_ser
     read_three(stream)
     leaving = worker_in_front_of(stack, upstream)
     os.kill(leaving, signal.SIGTERM)
-    until = time.monotonic() + DRAIN_S / 2
     statuses = []
-    while time.monotonic() < until:
+    for _ in range(20):
         statuses += [ready(stack), post(stack, model="penny", max_tokens=2).status_code]
     assert set(statuses) == {200}
     assert leaving in workers(stack), "it waits for its stream"

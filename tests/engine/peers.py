@@ -82,7 +82,7 @@ class GatedCore(FakeCore):
 
     def step(self) -> list[EngineOutput]:
         self.entered += 1
-        assert self._gate.acquire(timeout=20), "nobody allowed this step"
+        assert self._gate.acquire(timeout=30), "nobody allowed this step"
         return super().step()
 
 
@@ -134,7 +134,7 @@ def submit(request_id: str, prompt: list[int] | None = None, n: int = 1, **sampl
     return Submit(ask(request_id, prompt, n, **{"max_tokens": 4, **sampling}))
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.002)

@@ -51,7 +51,7 @@ async def core_and_engine(
     connected: Engine
     if request.param == "client":
         server = await serve(core)
-        connected = await EngineClient.connect(server.address, timeout_s=5)
+        connected = await EngineClient.connect(server.address, timeout_s=30)
     else:
         connected = FakeEngine(core)
     yield core, connected

@@ -17,7 +17,7 @@ from foundation import sse
 MODERN, LEGACY = "2026-07-28", "2025-11-25"
 ERAS = (LEGACY, MODERN)
 ACCEPT = {"accept": "application/json, text/event-stream"}
-STOP_S = 20.0
+STOP_S = 30.0
 ALL = {"elicitation": {}, "sampling": {}, "roots": {}}
 
 

@@ -138,7 +138,7 @@ async def test_what_all_batches_change_is_changed_last(db: AsyncEngine) -> None:
     async with db.begin() as holder:
         await holder.execute(sa.text("SELECT FROM balances FOR UPDATE"))
         waiting = asyncio.create_task(ingest(db, [an_event() for _ in range(300)]))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while not await rows(db, "SELECT pid FROM pg_locks WHERE NOT granted"):
                 await asyncio.sleep(0.01)
         [(after,)] = await rows(db, size)

@@ -32,6 +32,7 @@ from gateway.processes import embedded_databases as embedded
 from tests.billing.ingestion.test_ingest import rows
 from tests.billing.samples import an_attempt, an_event
 from tests.databases import with_cluster
+from tests.pace import within
 from tests.scratch import make_scratch
 
 
@@ -52,7 +53,7 @@ async def test_usage_is_in_postgres_within_a_second_of_its_close(
     shipper = Shipper(spool, db)
     shipper.start()
     await spool.close(an_event())
-    assert await shipper.drain(5.0)  # connects, compiles
+    assert await shipper.drain(30.0)  # connects, compiles
     delays = []
     for _ in range(5):
         await spool.close(event := an_event())
@@ -181,12 +182,10 @@ async def test_the_spool_of_a_dead_neighbour_is_adopted(
     await asyncio.sleep(0.2)
     assert await ids(db) == set()
     await dead.shutdown()
-    for _ in range(500):
-        if not (tmp_path / "spools" / "dead").exists():
-            break
-        await asyncio.sleep(0.02)
+    async with asyncio.timeout(60):
+        while (tmp_path / "spools" / "dead").exists():
+            await asyncio.sleep(0.02)
     await shipper.stop()
-    assert not (tmp_path / "spools" / "dead").exists()
     assert {event.id: event.quantities.output for event in recovered} == {
         running.id: 3,
         idle.id: 0,
@@ -211,10 +210,9 @@ async def test_what_a_dead_neighbour_left_is_on_the_bill_within_seconds(
     shipper = Shipper(spool, db, adopt_from=spools)
     shipper.start()
     for within_s, each, expected in ((0.9, dead[1], left[:1]), (2.5, None, left)):
-        deadline = time.monotonic() + within_s
-        while await ids(db) != {event.id for event in expected}:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.02)
+        async with within(within_s):
+            while await ids(db) != {event.id for event in expected}:
+                await asyncio.sleep(0.02)
         if each is not None:
             await each.shutdown()
     await shipper.stop()
@@ -322,7 +320,7 @@ async def test_that_something_was_used_is_known_as_soon_as_it_is_in_the_spool(
     assert await ever_used(db, spool)
     shipper = Shipper(spool, db)
     shipper.start()
-    assert await shipper.drain(5.0)
+    assert await shipper.drain(30.0)
     assert not spool.backlog
     assert await ever_used(db, spool)
     await shipper.stop()
@@ -342,9 +340,9 @@ async def test_who_comes_back_for_its_own_spool_hears_what_it_had_closed_and_no_
     shipper = Shipper(own, db, on_left=left.extend)
     await own.close(an_event())
     shipper.start()
-    assert await shipper.drain(5.0)
+    assert await shipper.drain(30.0)
     await own.close(an_event())
-    assert await shipper.drain(5.0)
+    assert await shipper.drain(30.0)
     assert [event.id for event in left] == [event.id for event in closed]
     await shipper.stop()
     await own.shutdown()

@@ -61,12 +61,12 @@ class Process:
 
     async def exit_code(self) -> int:
         assert self.running is not None
-        return await asyncio.to_thread(self.running.wait, 20)
+        return await asyncio.to_thread(self.running.wait, 30)
 
     def kill(self) -> None:
         if self.running is not None:
             self.running.kill()
-            self.running.wait(20)
+            self.running.wait(30)
 
 
 @pytest_asyncio.fixture
@@ -96,7 +96,7 @@ GATEWAY = """
     from engine.protocol import EngineRequest, SamplingParams
 
     async def main():
-        client = await EngineClient.connect(sys.argv[1], timeout_s=20)
+        client = await EngineClient.connect(sys.argv[1], timeout_s=30)
         sampling = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
         request = EngineRequest(
             request_id="orphan", prompt_token_ids=list(range(3, 40)), sampling=sampling
@@ -153,17 +153,17 @@ async def test_a_killed_gateway_frees_its_blocks_and_its_usage_is_kept(process: 
     first = await asyncio.to_thread(gateway.stdout.readline)
     gateway.kill()
     seen = int([first, *gateway.stdout.read().splitlines()][-1])
-    gateway.wait(20)
+    gateway.wait(30)
     gateway.stdout.close()
-    await until(lambda: idle(stays.status), timeout_s=20)
+    await until(lambda: idle(stays.status), timeout_s=30)
 
     offered: list[OrphanedUsage] = []
 
     async def record(orphan: OrphanedUsage) -> None:
         offered.append(orphan)
 
-    back = await EngineClient.connect(process.address, timeout_s=5, on_orphan=record)
-    await until(lambda: bool(offered), timeout_s=20)
+    back = await EngineClient.connect(process.address, timeout_s=30, on_orphan=record)
+    await until(lambda: bool(offered), timeout_s=30)
     usage = offered[0].usage
     assert offered[0].request_id == "orphan" and usage.prefilled
     assert usage.prompt_tokens == len(PROMPT)
@@ -171,7 +171,7 @@ async def test_a_killed_gateway_frees_its_blocks_and_its_usage_is_kept(process: 
     await collect(back, ask("another", 3))
     await back.acknowledge("another")
     await back.close()
-    again = await EngineClient.connect(process.address, timeout_s=5, on_orphan=record)
+    again = await EngineClient.connect(process.address, timeout_s=30, on_orphan=record)
     await collect(again, ask("one more", 3))
     assert len(offered) == 1
     await again.close()

@@ -173,7 +173,7 @@ async def test_the_fake_does_alike_and_both_cross_the_socket(kind: str, serve: S
     engine: Engine = FakeEngine(core)
     if kind == "client":
         server = await serve(core)
-        engine = await EngineClient.connect(server.address, timeout_s=5)
+        engine = await EngineClient.connect(server.address, timeout_s=30)
     sampling = msgspec.structs.replace(SAMPLING, prompt_logprobs=1)
     chosen = [[1, 2, 3], [4, 5]]
     outputs = await collect(engine, together("r", chosen, n=2, sampling=sampling))

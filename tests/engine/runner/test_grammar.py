@@ -384,15 +384,21 @@ def test_a_schema_of_itself_alone_is_refused_in_words(penny: EngineCore, text: s
         penny.prepare(ask("r", Grammar(kind="json_schema", text=text)))
 
 
-def test_a_refusal_takes_its_time_once(penny: EngineCore) -> None:
+def test_a_refusal_takes_its_time_once(penny: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
     endless = Grammar(kind="lark", text=f"start: B\nB: {ENDLESS}")
-    took_s: list[float] = []
+    trial, tried = penny._grammars._trial, []
+    check = trial.check
+
+    def counted(grammar: Grammar) -> None:
+        tried.append(grammar)
+        check(grammar)
+
+    monkeypatch.setattr(trial, "check", counted)
     for attempt in (penny.prepare, penny.add):
-        began_s = time.monotonic()
         with pytest.raises(InvalidRequest, match="takes more than"):
             attempt(ask("r", endless))
-        took_s.append(time.monotonic() - began_s)
-    assert took_s[1] < took_s[0] / 2
+    assert tried == [endless]
+    monkeypatch.undo()
     penny.prepare(ask("r", Grammar(kind="regex", text="after that")))
 
 
@@ -419,7 +425,7 @@ def test_an_engine_without_the_library_refuses_grammars(monkeypatch: pytest.Monk
 
 async def test_streams_go_on_while_a_grammar_is_refused(serve: Serve) -> None:
     server = await serve(start())
-    client = await EngineClient.connect(server.address, timeout_s=5)
+    client = await EngineClient.connect(server.address, timeout_s=30)
     num_tokens = 0
 
     async def listen() -> None:

@@ -84,7 +84,7 @@ async def connect(serve: Serve) -> AsyncIterator[Any]:
 
     async def connected(core: ScheduledCore) -> EngineClient:
         server = await serve(core)
-        clients.append(await EngineClient.connect(server.address, timeout_s=5))
+        clients.append(await EngineClient.connect(server.address, timeout_s=30))
         return clients[-1]
 
     yield connected

@@ -43,7 +43,7 @@ async def test_a_gateway_hears_what_is_kept_for_it_and_when_it_no_longer_is(
     connected: Engine
     if kind == "client":
         address = (await serve(core)).address
-        connected = await EngineClient.connect(address, timeout_s=5, on_lease=hear)
+        connected = await EngineClient.connect(address, timeout_s=30, on_lease=hear)
     else:
         connected = FakeEngine(core, on_lease=hear)
     first, second = [(await collect(connected, keep(name)))[-1].usage for name in ("kept", "read")]
@@ -64,7 +64,7 @@ async def test_a_broken_lease_is_offered_until_a_gateway_has_it_on_disk(
 ) -> None:
     monkeypatch.setattr(engine.transport.server, "REOFFER_S", 0.05)
     address = (await serve(FakeCore(TIGHT))).address
-    deaf = await EngineClient.connect(address, timeout_s=5)
+    deaf = await EngineClient.connect(address, timeout_s=30)
     await collect(deaf, keep("kept"))
     await flood(deaf)
     await deaf.close()
@@ -75,7 +75,7 @@ async def test_a_broken_lease_is_offered_until_a_gateway_has_it_on_disk(
         if len(offered) < 3:
             raise RuntimeError("not yet")
 
-    heir = await EngineClient.connect(address, timeout_s=5, on_lease=at_the_third_time)
+    heir = await EngineClient.connect(address, timeout_s=30, on_lease=at_the_third_time)
     await until(lambda: len(offered) == 3)
     await asyncio.sleep(0.2)
     assert offered == ["kept:0"] * 3
@@ -86,7 +86,7 @@ async def test_the_oldest_of_too_many_broken_leases_is_dropped_and_told(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = (await serve(FakeCore(TIGHT))).address
-    deaf = await EngineClient.connect(address, timeout_s=5)
+    deaf = await EngineClient.connect(address, timeout_s=30)
     for number in range(3):
         await collect(deaf, keep(f"kept-{number}", number + 1))
     await flood(deaf)
@@ -96,7 +96,7 @@ async def test_the_oldest_of_too_many_broken_leases_is_dropped_and_told(
     async def hear(event: Event) -> None:
         offered.add(event.lease_id)
 
-    heir = await EngineClient.connect(address, timeout_s=5, on_lease=hear)
+    heir = await EngineClient.connect(address, timeout_s=30, on_lease=hear)
     await until(lambda: len(offered) == 2)
     dropped = {f"kept-{number}:0" for number in range(3)} - offered
     assert f"broken lease of {dropped.pop()} dropped unacknowledged" in caplog.text

@@ -54,7 +54,7 @@ async def test_a_stuck_step_is_a_lost_engine_until_it_ends(
     stuck: tuple[GatedCore, EngineServer],
 ) -> None:
     core, server = stuck
-    client = await EngineClient.connect(server.address, timeout_s=5)
+    client = await EngineClient.connect(server.address, timeout_s=30)
     began = time.monotonic()
     stream = client.generate(ask("r", max_tokens=100))
     core.allow(3)
@@ -68,10 +68,13 @@ async def test_a_stuck_step_is_a_lost_engine_until_it_ends(
     with pytest.raises(EngineUnavailable):
         await collect(client, ask("another"))
     # Its event loop is well, accepts and greets; nobody may take that for a sign of life.
-    with pytest.raises(EngineUnavailable, match=r"the engine hangs: no step ended in"):
-        async with asyncio.timeout(60):
-            while True:  # it counts from its last step, the client from what it heard last
+    said = ""
+    async with asyncio.timeout(60):
+        while "the engine hangs: no step ended in" not in said:
+            try:  # it counts from its last step, the client from what it heard last
                 await (await EngineClient.connect(server.address, timeout_s=1)).close()
+            except EngineUnavailable as error:
+                said = str(error)
     assert not client.connected
     core.allow(10_000)
     await client.wait_connected(60)
@@ -88,7 +91,7 @@ async def test_what_a_stuck_step_had_generated_is_an_orphan_when_it_ends(
     async def keep(orphan: OrphanedUsage) -> None:
         orphans.append(orphan)
 
-    client = await EngineClient.connect(server.address, timeout_s=5, on_orphan=keep)
+    client = await EngineClient.connect(server.address, timeout_s=30, on_orphan=keep)
     core.allow(2)
     with pytest.raises(EngineUnavailable):
         await collect(client, ask("r", max_tokens=100))
@@ -109,7 +112,7 @@ async def test_an_idle_engine_and_a_slow_one_are_alive(serve: Serve) -> None:
     timeout_s = 3 * TIMEOUT_S
     core = impatient(Slow(CONFIG))
     core.resolved = msgspec.structs.replace(core.resolved, step_timeout_s=timeout_s)
-    client = await EngineClient.connect((await serve(core)).address, timeout_s=5)
+    client = await EngineClient.connect((await serve(core)).address, timeout_s=30)
     await asyncio.sleep(1.3 * timeout_s)
     assert client.connected
     assert len(await collect(client, ask(max_tokens=4))) == 4
@@ -144,7 +147,7 @@ async def test_a_client_that_was_held_up_itself_blames_nobody(serve: Serve) -> N
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     assert await asyncio.to_thread(ready.wait, 10)
-    client = await EngineClient.connect(address, timeout_s=5)
+    client = await EngineClient.connect(address, timeout_s=30)
     stream = client.generate(ask(max_tokens=LONG))
     await anext(stream)
     time.sleep(3 * TIMEOUT_S)  # as if this process had been stopped
@@ -165,7 +168,7 @@ async def test_a_bug_in_receiving_fails_the_streams_and_is_told(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = await EngineClient.connect(
-        (await serve(impatient(FakeCore(CONFIG)))).address, timeout_s=5
+        (await serve(impatient(FakeCore(CONFIG)))).address, timeout_s=30
     )
 
     def broken(message: ServerMessage) -> None:
@@ -196,7 +199,7 @@ async def test_a_bug_in_connecting_is_told_and_tried_again(
 
     monkeypatch.setattr("engine.transport.client.open_connection", fail_at_first)
     with caplog.at_level(logging.ERROR):
-        client = await EngineClient.connect(server.address, timeout_s=5)
+        client = await EngineClient.connect(server.address, timeout_s=30)
     assert [each.levelno for each in caplog.records if each.levelno >= logging.ERROR] == [40, 40]
     assert await collect(client, ask())
     await client.close()
@@ -212,7 +215,7 @@ async def test_a_bug_in_recording_orphans_is_told_and_the_next_is_recorded(
     async def keep(orphan: OrphanedUsage) -> None:
         recorded.append(orphan)
 
-    client = await EngineClient.connect(server.address, timeout_s=5, on_orphan=keep)
+    client = await EngineClient.connect(server.address, timeout_s=30, on_orphan=keep)
     really, failures = client._orphans._record, 1
 
     def record(orphan: OrphanedUsage) -> Any:
@@ -223,7 +226,7 @@ async def test_a_bug_in_recording_orphans_is_told_and_the_next_is_recorded(
         return really(orphan)
 
     monkeypatch.setattr(client._orphans, "_record", record)
-    other = await EngineClient.connect(server.address, timeout_s=5)
+    other = await EngineClient.connect(server.address, timeout_s=30)
     await anext(other.generate(ask("lost", max_tokens=LONG)))
     await other.close()
     await until(lambda: bool(recorded))

@@ -142,7 +142,7 @@ async def test_whoever_vanishes_leaves_nothing_but_a_bill(serve: Serve) -> None:
         number = 0
         while number < NUM_REQUESTS:
             client = await EngineClient.connect(
-                server.address, timeout_s=10, on_orphan=bills.orphaned
+                server.address, timeout_s=30, on_orphan=bills.orphaned
             )
             lives = rng.randint(1, 10)
             for turn in range(lives):
@@ -157,7 +157,7 @@ async def test_whoever_vanishes_leaves_nothing_but_a_bill(serve: Serve) -> None:
 
     await asyncio.gather(*(gateway() for _ in range(NUM_GATEWAYS)))
     await until(lambda: not server._live)
-    heir = await EngineClient.connect(server.address, timeout_s=10, on_orphan=bills.orphaned)
+    heir = await EngineClient.connect(server.address, timeout_s=30, on_orphan=bills.orphaned)
     await until(lambda: not server._orphans)
     assert all(not connection.unacked for connection in server._connections)
     await heir.close()

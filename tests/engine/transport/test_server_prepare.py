@@ -37,7 +37,7 @@ class CompilingCore(GatedCore):
         if grammar is None or request.request_id in self.compiling:
             return
         self.compiling.append(request.request_id)
-        assert self.compiled.acquire(timeout=20), "nobody let it be compiled"
+        assert self.compiled.acquire(timeout=30), "nobody let it be compiled"
         assert grammar != BUG, "a bug"
         if grammar == WRONG:
             raise InvalidRequest("grammar: unclosed", param="grammar")

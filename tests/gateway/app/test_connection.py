@@ -249,8 +249,11 @@ def test_a_head_that_takes_too_long_is_given_up(
 def test_a_request_that_takes_long_is_not_given_up(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.2)
-    with socket.create_connection(("127.0.0.1", port), timeout=1) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as client:
+        client.sendall(LIVE)
+        assert read_answer(client)[0] == 200
+        monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.2)
+        client.settimeout(1)
         client.sendall(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\nGET /li")
         with pytest.raises(TimeoutError):
             client.recv(1)
@@ -298,7 +301,7 @@ def test_a_body_that_comes_fast_enough_may_take_longer(
     client: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "BODY_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(connection, "MIN_BODY_BYTES_PER_S", 5)
+    monkeypatch.setattr(connection, "MIN_BODY_BYTES_PER_S", 1)
     client.sendall(POST + b"content-length: 30\r\n\r\n")
     found, took_s = dribble(client, b"b" * 30, every_s=0.05)
     assert found.startswith(b"HTTP/1.1 200") and took_s > 1.4
@@ -326,6 +329,7 @@ def test_a_body_behind_a_slow_answer_is_not_late(
     time.sleep(0.1)
     client.sendall(POST + b"content-length: 2\r\n\r\nb")
     time.sleep(1)
+    monkeypatch.setattr(connection, "BODY_TIMEOUT_S", DEADLINE_S)  # from now on the client is late
     LET_GO.set()
     assert read_answer(client) == (200, b"0")
     client.sendall(b"b")

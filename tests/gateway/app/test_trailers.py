@@ -28,7 +28,7 @@ from tests.shared_application import in_one_task, on_one_loop, stores_of_its_own
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 INSIDE = b"10.1.1.1"
 BODY = b"2\r\n{}\r\n0\r\n"
 LIST_PROJECTS = b"GET /v1/admin/projects HTTP/1.1\r\n"

@@ -138,7 +138,7 @@ async def test_who_lost_its_lease_ends_no_line_and_bills_nobody(
 
     frozen._ender.end = late  # type: ignore[method-assign]
     frozen.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         await answered.wait()
     async with world.db.begin() as conn:
         for table in (batches, batch_lines):

@@ -132,7 +132,7 @@ class World:
         return opened(self.cipher, found)
 
     async def until(self, batch: Batch, *statuses: str) -> Batch:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while (found := await self.now(batch)).status not in statuses:
                 await asyncio.sleep(0.02)
         return found

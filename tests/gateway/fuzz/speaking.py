@@ -23,7 +23,7 @@ from tests.gateway.wire.anthropic.test_to_anthropic import read_stream, read_who
 from tests.gateway.wire.openai.test_to_chat import sdk
 from tests.journeys.sdk.sdk_shapes import extras, said, said_by, said_in
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 """A request that takes longer hangs: none asks for more than some hundred tokens."""
 EVENT_STREAM = "text/event-stream"
 ENDS = {

@@ -3,8 +3,8 @@ password."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -74,9 +74,8 @@ async def test_one_that_takes_the_connection_and_says_nothing_is_given_up_on(
     monkeypatch.setattr(reachability, "REACH_TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         port = deaf.getsockname()[1]
-        began = time.monotonic()
-        said = await refusal(name, url.format(port=port))
-        assert time.monotonic() - began < 10
+        async with asyncio.timeout(60):
+            said = await refusal(name, url.format(port=port))
     assert said.endswith(f": 127.0.0.1:{port}: no answer in 0.5 s")
 
 

@@ -27,6 +27,7 @@ from gateway.tenancy.keys.keys import CreatedKey, KeyRow, create_key, retrieve_k
 from gateway.tenancy.keys.restrictions import Restrictions
 from gateway.tenancy.tables import api_keys
 from tests.gateway.auth.bearer.test_api_keys import PEPPER, PEPPER_ID, authenticating, make_key
+from tests.pace import within
 
 ALICE = Actor(kind="user", id="user_alice", ip="203.0.113.9", request_id="req_1")
 NEW = {"pepper": PEPPER, "pepper_id": PEPPER_ID}
@@ -48,7 +49,7 @@ async def audited(db: AsyncEngine) -> list[tuple[str, str, str | None, str | Non
 
 
 async def until_refused(authenticator: Authenticator, key: str) -> type[AuthError]:
-    async with asyncio.timeout(SECOND_S):
+    async with within(SECOND_S):
         while True:
             try:
                 await authenticator.authenticate(key)
@@ -158,7 +159,7 @@ async def test_an_update_reaches_workers_and_the_log(db: AsyncEngine, redis: Red
         row = await update_key(db, redis, created.row.id, changes, org_id=org_id, actor=ALICE)
         assert row == await row_of(db, created)
         assert (row.name, row.models, row.plan, row.expires_at) == ("desk", ["m"], "small", until)
-        async with asyncio.timeout(SECOND_S):
+        async with within(SECOND_S):
             while (await authenticator.authenticate(created.secret)).allowed_models != {"m"}:
                 await asyncio.sleep(0.005)
         assert (await authenticator.authenticate(created.secret)).key_lane == "batch"
@@ -230,7 +231,7 @@ async def test_a_rotated_key_has_two_secrets_and_never_three(db: AsyncEngine, re
         assert second.row.id == created.row.id
         for each in (here, there):
             assert (await each.authenticate(second.secret)).key_hint == second.row.hint
-            async with asyncio.timeout(SECOND_S):
+            async with within(SECOND_S):
                 while (await each.authenticate(created.secret)).expires_at is None:
                     await asyncio.sleep(0.005)
         third = await rotate_key(db, redis, created.row.id, grace_s=3600, **of, actor=COMMAND_LINE)

@@ -30,7 +30,7 @@ from tests.budget import examples
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n"
 SOON_S = 0.05
-LONG_S = 20.0
+LONG_S = 30.0
 PATIENT = Timeouts(connect=LONG_S, read=LONG_S, write=LONG_S, pool=LONG_S)
 
 

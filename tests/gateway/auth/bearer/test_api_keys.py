@@ -37,7 +37,7 @@ from gateway.tenancy.money.plans import sync_plans
 from gateway.tenancy.orgs import archive_org, create_org, update_org
 from gateway.tenancy.projects import create_project
 from tests.databases import with_cluster
-from tests.pace import pace
+from tests.pace import pace, within
 
 PEPPER, PEPPER_ID = b"p" * 32, "pepper-1"
 PLAN = Plan(name="small", tokens_per_minute=600)
@@ -109,7 +109,7 @@ async def seconds_until_refused(authenticator: Authenticator, key: str) -> float
 
 
 async def test_a_good_key_becomes_its_principal_with_one_query(
-    db: AsyncEngine, redis: redis.asyncio.Redis
+    db: AsyncEngine, redis: redis.asyncio.Redis, patient: None
 ) -> None:
     created = await make_key(db)
     async with authenticating(db, redis) as authenticator:
@@ -119,8 +119,7 @@ async def test_a_good_key_becomes_its_principal_with_one_query(
             )
             for _ in range(100):
                 principal = await authenticator.authenticate(created.secret)
-                await asyncio.sleep(0.015)
-        assert len(queries) == 1, "50 at once and 100 over two heartbeats and more"
+        assert len(queries) == 1, "50 at once and 100 one after the other"
     assert all(each == principal for each in together)
     row = created.row
     assert (principal.org_id, principal.project_id) == (row.org_id, row.project_id)
@@ -237,25 +236,26 @@ async def test_a_revocation_is_seen_within_a_second_without_redis(
 
 
 async def test_without_redis_known_keys_work_and_are_read_about_once_a_second(
-    db: AsyncEngine,
+    db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(api_keys, "READ_TIMEOUT_S", 60.0)
     created = await make_key(db)
     nowhere = connect_redis("redis://127.0.0.1:1")
     authenticator = Authenticator(db=db, redis=nowhere, pepper=PEPPER, pepper_id=PEPPER_ID)
-    started = time.monotonic()
-    await authenticator.start()
-    assert time.monotonic() - started < 4
+    async with within(4.0):
+        await authenticator.start()
+    calls, started = 0, time.monotonic()
     with counted_queries(db) as queries:
-        started = time.monotonic()
-        calls = 0
-        while (elapsed := time.monotonic() - started) < 2.0:
-            await authenticator.authenticate(created.secret)
-            calls += 1
-            await asyncio.sleep(0.002)
+        async with asyncio.timeout(60):
+            while len(queries) < 3:
+                await authenticator.authenticate(created.secret)
+                calls += 1
+                await asyncio.sleep(0.002)
+    elapsed = time.monotonic() - started
     await authenticator.close()
     await nowhere.aclose()
-    assert calls > 50
-    assert 2 <= len(queries) <= 1 + elapsed / changes.MAX_STALENESS_S
+    assert len(queries) <= 1 + elapsed / changes.MAX_STALENESS_S
+    assert calls > len(queries), "in between nobody asks"
 
 
 async def test_what_was_missed_while_redis_was_away_is_not_trusted_afterwards(
@@ -278,8 +278,10 @@ async def test_what_was_missed_while_redis_was_away_is_not_trusted_afterwards(
             async with asyncio.timeout(30):
                 while authenticator._listener.as_of == heard:
                     await asyncio.sleep(0.01)
-            await authenticator.authenticate(other.secret)
-            await asyncio.sleep(2 * changes.MAX_STALENESS_S)
+                await authenticator.authenticate(other.secret)
+                known_at = authenticator._listener.as_of
+                while authenticator._listener.as_of < known_at + 2 * changes.MAX_STALENESS_S:
+                    await asyncio.sleep(0.01)
             with counted_queries(db) as queries:
                 await authenticator.authenticate(other.secret)
             assert queries == []
@@ -348,7 +350,7 @@ async def test_archives_and_plans_take_effect_at_once(
     async with authenticating(db, redis) as authenticator:
         assert (await authenticator.authenticate(created.secret)).org_plan == UNLIMITED
         await update_org(db, redis, created.row.org_id, {"plan": "small"}, actor=COMMAND_LINE)
-        async with asyncio.timeout(PROMISED_S):
+        async with within(PROMISED_S):
             while (await authenticator.authenticate(created.secret)).org_plan != PLAN:
                 await asyncio.sleep(0.005)
         await archive_org(db, redis, created.row.org_id, actor=COMMAND_LINE)

@@ -75,12 +75,13 @@ async def test_without_redis_good_tokens_work_and_postgres_is_polled_twice_a_sec
         await asyncio.sleep(1)
         with counted_queries(pool) as queries:
             started = time.monotonic()
-            while (elapsed := time.monotonic() - started) < 2:
-                await world.principal(token)
-                await asyncio.sleep(0.005)
+            async with asyncio.timeout(60):
+                while len(queries) < 4:
+                    await world.principal(token)
+                    await asyncio.sleep(0.005)
+            elapsed = time.monotonic() - started
         polls = [each for each in queries if "FROM revocations" in each]
-        assert len(polls) == len(queries)
-        assert 3 <= len(polls) <= 1 + elapsed / revocations.POLL_S
+        assert len(polls) == len(queries) <= 1 + elapsed / revocations.POLL_S
 
 
 async def test_what_was_missed_while_redis_was_away_is_read_when_it_is_back(

@@ -178,7 +178,7 @@ async def test_numbers_become_visible_in_their_order(world: World) -> None:
 
 
 async def test_what_follows_is_taken_as_it_is_and_a_gap_is_read(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, patient: None
 ) -> None:
     monkeypatch.setattr(revocations, "HEALTHY_POLL_S", 60.0)
     denylist = world.tokens.denylist

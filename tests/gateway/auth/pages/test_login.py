@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from statistics import median
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import argon2
@@ -98,9 +98,9 @@ async def test_an_unknown_user_takes_as_long_as_a_known_one(
     async def took(against: str | None) -> float:
         times = []
         for _ in range(5):
-            started = perf_counter()
+            started = process_time()
             assert not await known.verify("wrong password", against)
-            times.append(perf_counter() - started)
+            times.append(process_time() - started)
         return median(times)
 
     of_somebody, of_nobody = await took(stored), await took(None)
@@ -181,7 +181,10 @@ async def test_a_password_that_changes_while_it_is_checked_is_wrong(
         await desk.login.by_password(**asked, origin=where)
 
 
-async def test_guesses_at_nobodys_account_are_bounded_too(browser: httpx.AsyncClient) -> None:
+async def test_guesses_at_nobodys_account_are_bounded_too(
+    browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throttle, "PAIR", msgspec.structs.replace(PAIR, first_s=60.0))
     fields: dict[str, Any] = {"org": "nowhere", "email": "nobody@example.com"}
     codes = [
         (await sign_in(browser, "/oauth/login", **fields)).status_code for _ in range(PAIR.free + 1)

@@ -26,7 +26,7 @@ from gateway.principal import Principal, SpendCap
 from gateway.telemetry import RequestMeter, Telemetry
 from tests.gateway.office import AsListed, PlainEncoder, read
 
-IDLE_TIMEOUT_S = 5.0
+IDLE_TIMEOUT_S = 30.0
 
 
 class CappedOffice:

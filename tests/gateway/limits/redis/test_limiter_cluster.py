@@ -57,7 +57,7 @@ async def node(tmp_path: Path) -> AsyncIterator[redis.asyncio.Redis]:
     with subprocess.Popen(command) as server:
         client = redis.asyncio.from_url(f"redis://127.0.0.1:{port}")
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(30):
                 await serve_slots(client, epoch_key("org_a"), OF_ALL)
             yield client
         finally:

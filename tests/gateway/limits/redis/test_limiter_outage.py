@@ -53,7 +53,7 @@ class Store:
         self.server = await embedded.start_redis(self.home, durable=True)
 
     async def stop(self) -> None:
-        await self.server.stop(5)
+        await self.server.stop(30)
 
     def client(self) -> redis.asyncio.Redis:
         return redis.asyncio.from_url(self.url, retry=Retry(NoBackoff(), 0), socket_timeout=2.0)
@@ -204,9 +204,11 @@ async def test_a_request_that_outlives_the_outage_is_debited_in_full(
     assert isinstance(during, Admission)
     await store.start()
     await until(lambda: not limiter._scripts.is_away)
-    used = Units(input_tokens=100, output_tokens=7900)
+    used, started = Units(input_tokens=100, output_tokens=7900), time.monotonic()
     assert await limiter.settle(during, used) is Settlement.LATE
-    assert 7800 <= await held(limiter) <= 7900, "what it had reserved was debited before"
+    missing = await held(limiter)
+    refilled = (time.monotonic() - started) * TPM / 60 + 100
+    assert 7900 - refilled <= missing <= 7900, "what it had reserved was debited before"
 
 
 async def test_the_first_failure_opens_the_circuit_and_one_probe_at_a_time_closes_it(
@@ -366,4 +368,4 @@ async def test_a_short_outage_of_one_that_had_used_all_gives_nothing_away(
     amount += await passed(limiter, 100, 50)
     elapsed_s = time.monotonic() - started
     bound = burst(TPM) * (1 + SHARE / BURST_PARTS) + elapsed_s * TPM / 60
-    assert 0.8 * bound < amount <= bound
+    assert burst(TPM) < amount <= bound

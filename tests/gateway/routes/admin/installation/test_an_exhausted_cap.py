@@ -37,7 +37,7 @@ requests_per_minute = 6000
 """
 WRITES, MAY_WRITE = 20_000, 40_000
 """Tokens written and allowed, at a dollar for a million: four cents are held and two are spent."""
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 
 
 async def answers(exchange: Exchange) -> None:
