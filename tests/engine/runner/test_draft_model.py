@@ -4,10 +4,10 @@ without. Whatever it holds that is not true would show as drafts of the model it
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
 from engine.runner.batch.batch import SampleRow
-from engine.runner.model_runner import LaunchedStep
+from engine.runner.model_runner import LaunchedStep, ModelRunner
 from engine.runner.sampling.sampling_tensors import SamplingScratch, logit_adjustments
 from engine.runner.speculative.draft_model import Drafter
 from engine.runner.speculative.guesser import RETRY_TOKENS, Guesser, Worth
@@ -288,21 +288,32 @@ def test_a_useless_draft_is_given_up_and_costs_nothing_then(folders: dict[str, P
     assert quiet > RETRY_TOKENS
 
 
-def test_what_drafting_takes_is_part_of_what_verifying_costs(folders: dict[str, Path]) -> None:
+def test_what_drafting_takes_is_part_of_what_verifying_costs(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Right drafts that take longer than the steps they save are given up, too."""
     core = drafting(folders, "llama3")
-    runner, worth = drafter_of(core)._runner, guesser_of(core)._worth
-    launch = runner.launch
+    now_s = 0.0
 
-    def slow(output: SchedulerOutput, before: LaunchedStep | None = None) -> LaunchedStep:
-        time.sleep(0.02)
-        return launch(output, before)
+    def takes(seconds: float, runner: ModelRunner) -> None:
+        launch = runner.launch
 
-    runner.launch = slow  # type: ignore[method-assign]
+        def launched(output: SchedulerOutput, before: LaunchedStep | None = None) -> LaunchedStep:
+            nonlocal now_s
+            now_s += seconds
+            return launch(output, before)
+
+        monkeypatch.setattr(runner, "launch", launched)
+
+    monkeypatch.setattr("engine.core.stepper.time", SimpleNamespace(perf_counter=lambda: now_s))
+    model = core._stepper._runner
+    assert isinstance(model, ModelRunner)
+    takes(0.002, model)
+    takes(0.02, drafter_of(core)._runner)
     core.add(request("r", [5, 6, 7], max_tokens=80, ignore_eos=True))
     finish(core)
     guesser = guesser_of(core)
-    assert worth.slowdown(1) > 4
+    assert guesser._worth.slowdown(1) > 4
     assert guesser.num_right == guesser.num_guessed < 40
 
 
