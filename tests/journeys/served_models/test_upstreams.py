@@ -453,17 +453,22 @@ def test_when_no_replica_can_it_is_a_503_that_costs_nothing(
 def test_weights_share_the_work(stack: Stack, client: OpenAI, wide: list[LiveUpstream]) -> None:
     for replica in wide:
         replica.play(good)
+
+    def ask_anew(_: int) -> None:
+        """By a connection of its own: those that stay open may all be of one worker."""
+        ask(client, "wide", extra_headers={"connection": "close"})
+
     with ThreadPoolExecutor(8) as pool:
 
         def no_worker_passes_one_over() -> bool:
             """Each has asked both: what failed in an earlier test comes last for a while."""
-            list(pool.map(lambda _: ask(client, "wide"), range(8)))
+            list(pool.map(ask_anew, range(8)))
             return all(len(askers(stack, replica)) == 2 for replica in wide)
 
         stack.wait("each worker has asked both", no_worker_passes_one_over)
         for replica in wide:
             replica.play(good)
-        list(pool.map(lambda _: ask(client, "wide"), range(NUM_SHARED)))
+        list(pool.map(ask_anew, range(NUM_SHARED)))
     heavy, light = (len(replica.exchanges) for replica in wide)
     assert heavy + light == NUM_SHARED
     assert 1.25 < heavy / light < 3.6, "two to one: outside of this less than once in 1e4"
