@@ -23,7 +23,7 @@ from mcp_bridge.routing import exchanges, sessions
 from mcp_bridge.server import http as door
 from mcp_bridge.server.allowed_origins import AllowedOrigins
 from mcp_bridge.server.bridge import BadServer, Bridge, check_servers
-from mcp_bridge.upstream import upstream
+from mcp_bridge.upstream import circuit_breaker, upstream
 from mcp_bridge.upstream.transports import streamable_http
 from mcp_bridge.upstream.transports.factory import Transports
 from mcp_bridge.upstream.upstream import ServerConfig
@@ -306,6 +306,7 @@ async def test_a_dead_server_is_left_alone_and_the_others_are_there(
 ) -> None:
     """After three tries; one that hangs, as one that refuses."""
     monkeypatch.setattr(upstream, "SETUP_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(circuit_breaker, "COOL_DOWN_MIN_S", circuit_breaker.COOL_DOWN_MAX_S)
     tried = 0
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
