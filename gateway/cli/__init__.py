@@ -1,1 +1,1 @@
-"""The `tollgate` command: one module for each group of subcommands."""
+"""The `tollgate` command: one folder for each field of subcommands, one module for each group."""

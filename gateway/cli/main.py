@@ -15,9 +15,15 @@ import msgspec
 from click.exceptions import Exit
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.cli.audit import audit
-from gateway.cli.billing import billing, reconcile
-from gateway.cli.command import (
+from gateway.cli.identity.tenancy import all_orgs, orgs, projects, show_header
+from gateway.cli.identity.users import users
+from gateway.cli.mcp.servers import mcp
+from gateway.cli.money.billing import billing, reconcile
+from gateway.cli.money.prices import prices
+from gateway.cli.money.spool import spool
+from gateway.cli.observe.audit import audit
+from gateway.cli.observe.status import status
+from gateway.cli.shared.command import (
     FOLDER,
     JSON,
     STATE,
@@ -28,12 +34,6 @@ from gateway.cli.command import (
     with_options,
     with_settings,
 )
-from gateway.cli.mcp_servers import mcp
-from gateway.cli.prices import prices
-from gateway.cli.spool import spool
-from gateway.cli.status import status
-from gateway.cli.tenancy import all_orgs, orgs, projects, show_header
-from gateway.cli.users import users
 from gateway.principal import KEY_LANES, KEY_LIMIT_NAMES
 from gateway.settings.file import Flags, SettingsError
 from gateway.settings.load import Settings, is_text, load, restore
@@ -180,7 +180,7 @@ async def migrate(settings: Settings) -> None:
 
     Idempotent, and safe while gateways run. `tollgate up` does it by itself.
     """
-    from gateway.cli import administration
+    from gateway.cli.shared import administration
     from gateway.processes import database
 
     async with administration.database_urls(settings) as (database_url, redis_url):

@@ -13,8 +13,8 @@ from click.testing import Result
 from mcp.server.auth.provider import AccessToken
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.cli import administration
-from gateway.cli.mcp import org_of
+from gateway.cli.mcp.offers import org_of
+from gateway.cli.shared import administration
 from gateway.secret import Secret
 from gateway.settings.load import load
 from gateway.vault.credentials import put_credential

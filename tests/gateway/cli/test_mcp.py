@@ -14,7 +14,7 @@ from click import ClickException
 from click.testing import CliRunner, Result
 
 from gateway.cli.main import tollgate
-from gateway.cli.mcp import show
+from gateway.cli.mcp.offers import show
 from gateway.settings.edit import with_key
 from gateway.settings.load import load
 from mcp_bridge.pinning import Change, pin_of

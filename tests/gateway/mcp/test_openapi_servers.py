@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
-from gateway.cli.mcp import offered, server_of
+from gateway.cli.mcp.offers import offered, server_of
 from gateway.db import tenant
 from gateway.mcp.admin.pins_admin import compared
 from gateway.mcp.known import announce

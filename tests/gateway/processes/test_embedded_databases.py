@@ -199,7 +199,7 @@ def test_a_home_that_was_there_keeps_its_mode(folder: Path) -> None:
 AS_SOMEBODY = """
 import asyncio, os, sys
 uid = int(sys.argv[2])
-import gateway.cli.administration, sqlalchemy.dialects.postgresql.asyncpg
+import gateway.cli.shared.administration, sqlalchemy.dialects.postgresql.asyncpg
 from tests.gateway.processes.test_embedded_databases import start_both_and_stop
 from gateway.home import Home
 asyncio.run(asyncio.sleep(0))

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.cli.command import JSON, connections, refuse, with_options, with_settings
+from gateway.cli.shared.command import JSON, connections, refuse, with_options, with_settings
 from gateway.home import Home
 from gateway.settings.load import Settings
 

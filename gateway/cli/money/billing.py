@@ -11,8 +11,8 @@ import msgspec
 from click.exceptions import Exit
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.cli.command import JSON, connections, with_options, with_settings
-from gateway.cli.prices import book_of
+from gateway.cli.money.prices import book_of
+from gateway.cli.shared.command import JSON, connections, with_options, with_settings
 from gateway.home import Home
 from gateway.settings.load import Settings
 

@@ -15,9 +15,9 @@ import click
 import msgspec
 from click.exceptions import Exit
 
-from gateway.cli.command import JSON, STATE, connections, run, with_options, with_settings
-from gateway.cli.mcp import ORG, PROJECT, mcp, names_for, offered, org_of, server_of
-from gateway.cli.mcp_launch import launched
+from gateway.cli.mcp.launch import launched
+from gateway.cli.mcp.offers import ORG, PROJECT, mcp, names_for, offered, org_of, server_of
+from gateway.cli.shared.command import JSON, STATE, connections, run, with_options, with_settings
 from gateway.settings.edit import rewrite, with_server, without_server
 from gateway.settings.file import Flags
 from gateway.settings.load import Settings, config_path, load

@@ -65,7 +65,9 @@ def with_settings(command: Callable[..., Coroutine[Any, Any, None]]) -> Callable
 
 def connections(settings: Settings) -> AbstractAsyncContextManager[tuple[AsyncEngine, Redis]]:
     """Open clients of both databases (`administration.connections`)."""
-    from gateway.cli import administration  # it imports SQLAlchemy, which `--help` does not need
+    from gateway.cli.shared import (
+        administration,  # it imports SQLAlchemy, which `--help` does not need
+    )
 
     return administration.connections(settings)
 

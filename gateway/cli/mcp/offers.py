@@ -16,7 +16,9 @@ import click
 import msgspec
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.cli.command import (
+from gateway.cli.identity.tenancy import project_named
+from gateway.cli.mcp.launch import accept_launch
+from gateway.cli.shared.command import (
     JSON,
     STATE,
     Columns,
@@ -27,8 +29,6 @@ from gateway.cli.command import (
     with_options,
     with_settings,
 )
-from gateway.cli.mcp_launch import accept_launch
-from gateway.cli.tenancy import project_named
 from gateway.settings.file import Flags
 from gateway.settings.load import Settings, load
 

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.cli.command import (
+from gateway.cli.shared.command import (
     JSON,
     Columns,
     connections,

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from gateway.cli.command import JSON, header_of, in_columns, refuse, with_settings
+from gateway.cli.shared.command import JSON, header_of, in_columns, refuse, with_settings
 from gateway.home import Home
 from gateway.processes.credentials_file import read
 from gateway.settings.load import Settings

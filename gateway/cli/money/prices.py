@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import click
 from click.exceptions import Exit
 
-from gateway.cli.command import refuse, with_settings
+from gateway.cli.shared.command import refuse, with_settings
 from gateway.home import Home
 from gateway.settings.load import Settings
 

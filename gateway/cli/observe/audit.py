@@ -13,7 +13,7 @@ import click
 import msgspec
 from click.exceptions import Exit
 
-from gateway.cli.command import JSON, connections, with_options, with_settings
+from gateway.cli.shared.command import JSON, connections, with_options, with_settings
 from gateway.home import Home
 from gateway.settings.load import Settings
 

@@ -14,7 +14,8 @@ import click
 import msgspec
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.cli.command import (
+from gateway.cli.identity.tenancy import OF_ORG, show_header
+from gateway.cli.shared.command import (
     JSON,
     connections,
     in_columns,
@@ -22,7 +23,6 @@ from gateway.cli.command import (
     with_options,
     with_settings,
 )
-from gateway.cli.tenancy import OF_ORG, show_header
 from gateway.settings.load import Settings
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Commands about who may call: organizations, projects, users and keys."""

@@ -1,0 +1,1 @@
+"""Commands about MCP servers: what they offer, what is approved of it, and calls of their tools."""

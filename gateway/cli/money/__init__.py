@@ -1,0 +1,1 @@
+"""Commands about money: prices, invoices, and usage that waits for a decision."""

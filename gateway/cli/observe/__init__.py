@@ -1,0 +1,1 @@
+"""Commands that tell what happens and what happened: health and the audit log."""

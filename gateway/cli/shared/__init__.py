@@ -1,0 +1,1 @@
+"""Shared by all commands: their options, their errors, and how they reach databases."""
