@@ -4,7 +4,8 @@ Open: nothing here names a tenant.
 `/health/live` answers while the event loop turns, and `/` as well: Claude Code asks for its head
 before anything else. `/health/ready` is 200 when this worker can take, run, limit and bill a
 request, and otherwise says what is missing; a worker that serves, but not all as it should, names
-what is degraded. What was wrong there in detail is for operators (`gateway.routes.admin.health`).
+what is degraded. What was wrong there in detail is for operators
+(`gateway.routes.admin.installation.health`).
 `/health` and `/ping` say the same by their status alone, `/version` whose program this is and
 `/load` how much it has under way, as vLLM's clients ask. `/metrics` speaks for all workers, in
 Prometheus' text format.

@@ -18,7 +18,7 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.auth.bearer.api_keys import Authenticator
 from gateway.auth.oauth.tokens.signing_keys import JWKS_MAX_AGE_S, VERIFY_FOR_S
 from gateway.networks import Networks
-from gateway.routes.admin import signing_keys
+from gateway.routes.admin.installation import signing_keys
 from gateway.routes.shared.guards import authenticate
 from gateway.tenancy.keys.keys import create_key
 from tests.gateway.auth.world import World

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from gateway.audit.tables import entries
 from gateway.ids import uuid7
-from gateway.routes.admin.models import CacheContractView, to_contract
+from gateway.routes.admin.installation.models import CacheContractView, to_contract
 from tests.gateway.routes.admin.conftest import World
 
 

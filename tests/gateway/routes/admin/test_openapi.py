@@ -8,10 +8,8 @@ import jsonschema_rs
 
 from gateway.routes.admin import alerts as admin_alerts
 from gateway.routes.admin import members as admin_members
-from gateway.routes.admin import models as admin_models
 from gateway.routes.admin import organization as admin_organization
 from gateway.routes.admin import orgs as admin_orgs
-from gateway.routes.admin import plans as admin_plans
 from gateway.routes.admin import projects as admin_projects
 from gateway.routes.admin import webhooks as admin_webhooks
 from gateway.routes.admin.billing import cache_leases as admin_cache_leases
@@ -19,6 +17,8 @@ from gateway.routes.admin.billing import credits as admin_credits
 from gateway.routes.admin.billing import prices as admin_prices
 from gateway.routes.admin.billing import spend_caps as admin_spend_caps
 from gateway.routes.admin.billing import top_ups as admin_top_ups
+from gateway.routes.admin.installation import models as admin_models
+from gateway.routes.admin.installation import plans as admin_plans
 from gateway.routes.organization import audit_logs
 from tests.gateway.routes.admin.conftest import World
 from tests.shared_application import on_one_loop
