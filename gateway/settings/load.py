@@ -90,6 +90,12 @@ POINTERS = {"TOLLGATE_CONFIG": "config", "TOLLGATE_MODEL": "model"}
 """A file to read, and one model, a folder or a repository, in the place of all configured ones."""
 OF_COMMANDS = ("TOLLGATE_API_KEY",)
 """Variables that client commands read; they are no settings."""
+SERVICE_LINK = re.compile(
+    r"TOLLGATE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+"""Variables that Kubernetes sets in every container for a Service whose name begins with tollgate
+(kubernetes.io/docs, "Service", environment variables), besides those of `SERVICE_ADDRESS`."""
+SERVICE_ADDRESS = re.compile(r"TOLLGATE_(\w+_)?PORT=(tcp|udp|sctp)://.*", re.ASCII | re.DOTALL)
 
 
 def config_path(
@@ -171,6 +177,8 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for variable, value in environ.items():
         if not variable.startswith("TOLLGATE_") or variable in OF_COMMANDS:
+            continue
+        if SERVICE_LINK.fullmatch(variable) or SERVICE_ADDRESS.fullmatch(f"{variable}={value}"):
             continue
         if variable not in known:
             raise SettingsError(f"{variable}: unknown; known are {', '.join(sorted(known))}")

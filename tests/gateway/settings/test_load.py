@@ -198,6 +198,36 @@ def test_the_file_of_the_issue() -> None:
     assert penny.engine_options.to_flags() == flags
 
 
+@pytest.mark.parametrize("service", ["tollgate", "tollgate-engine", "tollgate-gateway-2"])
+def test_the_variables_of_a_kubernetes_service_are_no_settings(service: str) -> None:
+    name = service.upper().replace("-", "_")
+    links = {
+        f"{name}_SERVICE_HOST": "10.0.0.11",
+        f"{name}_SERVICE_PORT": "8000",
+        f"{name}_SERVICE_PORT_HTTP": "8000",
+        f"{name}_PORT": "tcp://10.0.0.11:8000",
+        f"{name}_PORT_8000_TCP": "tcp://10.0.0.11:8000",
+        f"{name}_PORT_8000_TCP_PROTO": "tcp",
+        f"{name}_PORT_8000_TCP_PORT": "8000",
+        f"{name}_PORT_8000_TCP_ADDR": "10.0.0.11",
+    }
+    assert load({}, links) == load({}, {})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("TOLLGATE_ENGINE_PORT", "9000"),
+        ("TOLLGATE_SERVICE", "tcp://10.0.0.11:8000"),
+        ("TOLLGATE_PORT_8000", "tcp://10.0.0.11:8000"),
+        ("TOLLGATE_SERVICES_HOST", "10.0.0.11"),
+    ],
+)
+def test_what_kubernetes_does_not_set_stays_unknown(variable: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=f"{variable}: unknown"):
+        load({}, {variable: value})
+
+
 def test_a_flag_wins_over_a_variable_and_that_over_the_file() -> None:
     write('port = 1\nhost = "file"\nworkers = 1\n')
     environ = {"TOLLGATE_PORT": "2", "TOLLGATE_HOST": "variable", "PORT": "9"}
