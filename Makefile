@@ -1,4 +1,4 @@
-# make run | make test | make test-nightly | make test-stress | make clients | make soak | make chaos-nightly | make setup | make lint | make fields | make lock | make gpu-check | make gpu-bench | make auth-conformance | make mcp-conformance | make auth-coverage
+# make run | make test | make test-nightly | make test-stress | make clients | make soak | make chaos-nightly | make setup | make lint | make fields | make lock | make dist | make gpu-check | make gpu-bench | make auth-conformance | make mcp-conformance | make auth-coverage
 # Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line.
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -31,13 +31,11 @@ clients: $(VENV)/.dev .clients/.done
 	CLIENTS_PYTHON=$(CURDIR)/.clients/bin/python $(BIN)/python -m tests.clients $(ARGS)
 
 .clients/.done: requirements/clients.txt requirements/torch.txt
-	$(PYTHON) -m venv .clients
-	.clients/bin/python -m pip install -q --no-deps "$$(cat requirements/torch.txt)+cpu" || \
-	  .clients/bin/python -m pip install -q -r requirements/torch.txt
+	@$(PYTHON) requirements/install.py .clients --torch
 	.clients/bin/python -m pip install -q -r requirements/clients.txt
 	@touch $@
 
-.PHONY: tests test-nightly test-stress clients fields map fuzz soak chaos-nightly run test setup lint lint-types lint-shape lock clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
+.PHONY: tests test-nightly test-stress clients fields map fuzz soak chaos-nightly run test setup lint lint-types lint-shape lock dist clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
@@ -101,36 +99,30 @@ lint-shape:
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_structure.py tests/test_architecture.py
 
-$(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+OLD_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "tollgate needs Python >= 3.11; set PYTHON=/path/to/python3.11"; exit 1; }
+
+$(BIN)/python:
+	@$(OLD_ENOUGH)
 	$(PYTHON) requirements/make_venv.py $(VENV)
 
-# The CPU build where there is no GPU: first as the configured indexes have it, then from PyTorch's own CPU index, and
-# where that cannot be reached the large build that every index has.
-$(VENV)/.torch: requirements/torch.txt $(BIN)/python
-	@if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then \
-	  $(PIP) install -q -r requirements/torch.txt; \
-	else \
-	  $(PIP) install -q --no-deps "$$(cat requirements/torch.txt)+cpu" 2>/dev/null || \
-	  { $(PIP) install -q -r requirements/uv.txt && \
-	    $(BIN)/uv pip install -q --python $(BIN)/python --torch-backend cpu --no-deps -r requirements/torch.txt; } || \
-	  { echo "PyTorch's CPU index cannot be reached: installing its much larger CUDA build instead"; \
-	    $(PIP) install -q -r requirements/torch.txt; }; \
-	fi
-	@touch $@
-
-# The locks name every package: asked to resolve them, pip fails on the day a newer coverage appears, which pytest-cov wants
-# as coverage[toml] (its hash check reads the newest before the pin).
-$(VENV)/.runtime: requirements/runtime.lock pyproject.toml $(VENV)/.torch
-	$(PIP) install -q --require-hashes --no-deps -r requirements/runtime.lock
-	$(PIP) install -q --no-deps --no-build-isolation -e .
+# A line for each stage. The CPU build of PyTorch where there is no GPU; if it cannot be had, this stops and asks
+# (ALLOW_CUDA=1 takes the build for CUDA, ALLOW_CUDA=0 the one for CPU on a machine with a GPU).
+$(VENV)/.runtime: $(addprefix requirements/,runtime.lock torch.txt uv.txt install.py) pyproject.toml
+	@$(OLD_ENOUGH)
+	@$(PYTHON) requirements/install.py $(VENV)
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.lock requirements/without_deps.txt $(VENV)/.runtime
-	$(PIP) install -q --require-hashes --no-deps -r requirements/dev.lock
-	$(PIP) install -q --require-hashes --no-deps -r requirements/without_deps.txt
+	@$(BIN)/python requirements/install.py $(VENV) --dev
 	@touch $@
+
+# dist/tollgate-VERSION-py3-none-any.whl: engine, gateway, migrations, the model and the price books in one file. What an
+# earlier build left would be in it.
+dist: $(VENV)/.runtime
+	rm -rf build *.egg-info
+	$(BIN)/uv build -q --wheel --no-build-isolation --python $(BIN)/python --out-dir $(or $(OUT),dist) .
+	rm -rf build *.egg-info
 
 # The authorization server before clients (MCP's own among them, to a tool's result), a browser and an issuer of others. Node >= 22 comes as npm's package for this
 # machine; the browser is the system's Chromium (apt-get install chromium), without which its tests are skipped.
@@ -165,12 +157,16 @@ gpu-bench:
 	$(GPU_PYTHON) -m bench.gpu_bench $(ARGS)
 
 # Resolve anew; commit the result.
+LOCKED := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 lock: $(BIN)/python
-	$(PIP) install -q -r requirements/uv.txt
-	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-	  pyproject.toml requirements/engine.in --extra dev -o requirements/dev.lock
-	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-	  pyproject.toml requirements/engine.in requirements/examples.in -c requirements/dev.lock -o requirements/runtime.lock
+	$(PIP) install -q --require-hashes -r requirements/uv.txt
+	$(PIP) install -q packaging
+	$(BIN)/uv pip compile -q $(LOCKED) requirements/uv.txt -o requirements/uv.txt
+	$(BIN)/uv pip compile -q $(LOCKED) --extra dev --extra s3 --extra otel \
+	  pyproject.toml requirements/engine.in -o requirements/dev.lock
+	$(BIN)/uv pip compile -q $(LOCKED) --extra s3 --extra otel \
+	  pyproject.toml requirements/engine.in -c requirements/dev.lock -o requirements/runtime.lock
+	$(BIN)/python requirements/measure.py $(BIN)/uv
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build dist *.egg-info

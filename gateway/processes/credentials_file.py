@@ -7,7 +7,6 @@ address follows each start.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import msgspec
@@ -57,7 +56,7 @@ def examples(base_url: str, model: str, path: Path, api_key: str | None) -> str:
         python_key = f'json.load(open("{path}"))["api_key"]'
     else:
         sed, python_key = api_key, f'"{api_key}"'
-    sdk = f"# {sys.executable} has this package; elsewhere: pip install openai"
+    sdk = "# pip install openai"
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     imports = "import json\n\n" if api_key is None else ""
     return f"""curl {base_url}/chat/completions \\
