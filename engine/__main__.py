@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # it imports torch, which a typo need not wait for
 log = logging.getLogger("engine")
 
 DRAIN_TIMEOUT_S = 30.0
+PACKAGE_ROOT = Path(__file__).resolve().parents[1]
+"""Beside this package lies models/penny."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fetch_model(arguments: argparse.Namespace) -> None:
-    """A model that is named like one on a hub becomes the folder it was fetched to."""
+    """A model that is named like one on a hub becomes the folder it was fetched to, unless it is
+    one that comes with Tollgate."""
+    shipped = PACKAGE_ROOT / arguments.model
+    if not arguments.model.exists() and shipped.exists():
+        arguments.model = shipped
     if not names_a_repository(arguments.model):
         if arguments.revision is not None:
             raise ConfigError(f"--revision is for a model on a hub; {arguments.model} is none")
@@ -87,8 +93,12 @@ def _check_model(arguments: argparse.Namespace) -> None:
 
 
 def _load(config: EngineConfig, startup: Startup) -> EngineCore:
-    with startup.phase("import"):
-        from engine.core.engine_core import EngineCore
+    try:
+        with startup.phase("import"):
+            from engine.core.engine_core import EngineCore
+    except ModuleNotFoundError as error:
+        needs = 'an engine needs what the extra "engine" of the package tollgate installs'
+        raise ConfigError(f"{error.name} is not installed: {needs}") from error
 
     return EngineCore(config, startup=startup)
 

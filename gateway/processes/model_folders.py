@@ -3,6 +3,9 @@ and the keys of upstreams. A start that would fail minutes later fails at once, 
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
+
 from engine.errors import ConfigError
 from engine.text.chat_template import ChatTemplate
 from engine.text.model_folder import (
@@ -23,6 +26,8 @@ def check_models(settings: Settings, *, weights: bool) -> None:
     far as a look tells, or if a key of an upstream or of the file store is missing. weights: the
     engines that load them are started here."""
     for model in settings.models:
+        if weights and model.starts_engine:
+            _check_extra("engine", "torch", f"model {model.name}: its engine")
         _check_files(model, weights=weights)
         for adapter in model.adapters:
             _check_adapter(adapter, weights=weights)
@@ -30,8 +35,18 @@ def check_models(settings: Settings, *, weights: bool) -> None:
             if replica.api_key_env is not None:
                 read_secret(replica.api_key_env)
     if (store := settings.file_store) is not None:
+        _check_extra("s3", "obstore", "file_store")
         read_secret(store.access_key_env, "file_store.access_key_env")
         read_secret(store.secret_key_env, "file_store.secret_key_env")
+
+
+def _check_extra(extra: str, module: str, user: str) -> None:
+    """Refuse what needs an extra of the wheel that is not installed."""
+    if find_spec(module) is None:
+        # Which build of torch fits is for uv to see: an index's own for Linux is 2.6 GB.
+        backend = " --torch-backend auto" if module == "torch" else ""
+        install = f'uv pip install --python {sys.executable}{backend} "tollgate[{extra}]"'
+        raise SettingsError(f"{user} needs {module}, which is not installed: {install}")
 
 
 def _check_files(model: ModelConfig, *, weights: bool) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.util
 import re
 import subprocess
-import sys
 import tomllib
-import venv
 import zipfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.deploy.environments import ROOT, fresh_environment, installer, packages
+
 TORCH = (ROOT / "requirements" / "torch.txt").read_text().strip()
 VERSION = TORCH.partition("==")[2]
 SIZES = {"uv": 17, "torch_cpu": 190, "torch_cuda": 2600, "runtime": 205, "dev": 340}
@@ -31,29 +29,16 @@ FROM_NOWHERE = {
 
 @pytest.fixture(scope="module")
 def install() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("install", ROOT / "requirements" / "install.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return installer()
 
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fresh environment with the pip and the uv of the one that runs the tests."""
     for name in ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     for name, value in FROM_NOWHERE.items():
         monkeypatch.setenv(name, value)
-    made = tmp_path / "venv"
-    venv.create(made, with_pip=False)
-    packages(made).joinpath("pip").symlink_to(packages(Path(sys.prefix)) / "pip")
-    (made / "bin" / "uv").symlink_to(Path(sys.prefix) / "bin" / "uv")
-    return made
-
-
-def packages(environment: Path) -> Path:
-    return next(environment.glob("lib/python3*/site-packages"))
+    return fresh_environment(tmp_path / "venv")
 
 
 def installed(environment: Path) -> list[str]:

@@ -33,6 +33,7 @@ from litestar.openapi.spec import (
 from litestar.routes import HTTPRoute
 
 from gateway.auth.oauth.rfc8414_metadata import AUTHORIZATION_PATH
+from gateway.mcp.service.service import own_version
 from gateway.routes.shared.access import PUBLIC, SCOPE
 from gateway.routes.shared.idempotency import PREFIXES
 from gateway.routes.shared.media_types import HTML, JSON
@@ -174,9 +175,6 @@ def refusal(status: int, path: str) -> OpenAPIResponse:
     )
 
 
-VERSION = "0.1.0"
-
-
 @cache
 def bodies() -> dict[str, Schema]:
     _, found = msgspec.json.schema_components(described(), ref_template=TEMPLATE)
@@ -197,7 +195,7 @@ def openapi_config() -> OpenAPIConfig:
     )
     return OpenAPIConfig(
         title="Tollgate",
-        version=VERSION,
+        version=own_version(),
         components=Components(security_schemes={"bearer": bearer}),
         security=[{"bearer": []}],
         render_plugins=[JsonRenderPlugin(), YamlRenderPlugin()],
