@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -55,8 +56,16 @@ def test_dockerfile_passes_the_linter() -> None:
     assert linted.returncode == 0, linted.stdout + linted.stderr
 
 
+def test_the_image_has_every_folder_of_the_wheel() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    found = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    copied = re.findall(r"^COPY (\w+) \1$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert set(copied) == {name.removesuffix("*") for name in found} | {"requirements"}
+
+
 def test_everything_the_dockerfile_copies_is_here() -> None:
     lines = re.findall(r"^COPY (.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    lines = [line for line in lines if not line.startswith("--from=")]
     sources = [word for line in lines for word in line.split()[:-1]]
     assert sources
     assert [source for source in sources if not (ROOT / source).exists()] == []
