@@ -1,8 +1,9 @@
-"""How long `tollgate up` takes to its first token, the first time and the second.
+"""How long `tollgate up` takes to its first token, the first time and the second, and to stop.
 
     python -m bench.start [--starts N] [--dry]
 
-Each start is timed from the command to the first content of a streamed answer, on one fresh home.
+Each start is timed from the command to the first content of a streamed answer, on one fresh home;
+each stop from Ctrl-C to the process's end.
 The result goes to `bench/results/`.
 """
 
@@ -46,7 +47,8 @@ def first_token(home: Path, port: int, deadline: float) -> None:
     raise TimeoutError(f"no token within {TIMEOUT_S} s")
 
 
-def timed_start(home: Path) -> float:
+def timed_start(home: Path) -> tuple[float, float]:
+    """Return how long it took to the first token and, after Ctrl-C, to its end, in seconds."""
     port = free_port()
     command = [str(Path(sys.executable).parent / "tollgate"), "up"]
     command += ["--home", str(home), "--port", str(port)]
@@ -54,10 +56,11 @@ def timed_start(home: Path) -> float:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         first_token(home, port, started + TIMEOUT_S)
-        return time.monotonic() - started
+        answered = time.monotonic()
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(TIMEOUT_S)
+    return answered - started, time.monotonic() - answered
 
 
 def main() -> None:
@@ -67,13 +70,18 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tgs-", dir="/tmp"))
     try:
-        seconds = [timed_start(folder / "home") for _ in range(options.starts)]
+        timed = [timed_start(folder / "home") for _ in range(options.starts)]
     finally:
         shutil.rmtree(folder)
-    first, later = seconds[0], sorted(seconds[1:])
-    print(f"first start {first:.1f} s, later starts {', '.join(f'{s:.1f}' for s in later)} s")
+    first, later = timed[0][0], sorted(start for start, _ in timed[1:])
+    stops = sorted(stop for _, stop in timed)
+    print(f"first start {first:.1f} s, later starts {in_row(later)} s, stops {in_row(stops)} s")
     if not options.dry:
-        print(record("start", {"first_s": first, "later_s": later}))
+        print(record("start", {"first_s": first, "later_s": later, "stop_s": stops}))
+
+
+def in_row(seconds: list[float]) -> str:
+    return ", ".join(f"{each:.1f}" for each in seconds)
 
 
 if __name__ == "__main__":
