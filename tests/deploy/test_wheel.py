@@ -141,6 +141,26 @@ def test_without_pytorch_it_says_how_to_get_it(environment: Path, folder: Path) 
 
 
 @pytest.mark.nightly
+def test_uv_installs_and_runs_it_as_a_tool(wheel: Path, folder: Path) -> None:
+    uv = installer().Uv(Path(sys.prefix))
+    own = {"UV_TOOL_DIR": f"{folder}/tools", "UV_TOOL_BIN_DIR": f"{folder}/bin"}
+    environ = {**os.environ, **uv.environment, **own, "UV_LINK_MODE": "symlink"}
+    lock = ROOT / "requirements" / "runtime.lock"
+    named = [*uv.options, "--constraints", str(lock)]
+    tool = [str(Path(sys.prefix) / "bin" / "uv"), "tool"]
+    whole = f"tollgate[s3] @ {wheel.as_uri()}"
+    subprocess.run([*tool, "install", *named, whole], cwd=folder, env=environ, check=True)
+    for command in (
+        [str(folder / "bin" / "tollgate")],
+        [*tool, "run", *named, "--from", whole, "tollgate"],
+    ):
+        said = subprocess.run(
+            [*command, "--help"], cwd=folder, env=environ, capture_output=True, text=True
+        )
+        assert said.stdout.startswith("Usage: tollgate"), said.stderr
+
+
+@pytest.mark.nightly
 def test_it_serves_from_an_empty_folder(environment: Path, folder: Path) -> None:
     install = installer()
     uv = install.Uv(environment)
