@@ -13,16 +13,24 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 from click.exceptions import Exit
+from click.shell_completion import ShellComplete, get_completion_class
 
 from gateway.audit.log import COMMAND_LINE
+from gateway.cli.examples import add_examples
 from gateway.cli.identity.tenancy import all_orgs, orgs, projects, show_header
 from gateway.cli.identity.users import users
 from gateway.cli.mcp.servers import mcp
 from gateway.cli.money.billing import billing, reconcile
+from gateway.cli.money.budgets import alerts, budgets
+from gateway.cli.money.credits import credits
+from gateway.cli.money.invoices import invoices
 from gateway.cli.money.prices import prices
 from gateway.cli.money.spool import spool
 from gateway.cli.observe.audit import audit
-from gateway.cli.observe.status import status
+from gateway.cli.observe.logs import logs
+from gateway.cli.observe.status import models, status
+from gateway.cli.observe.top import top
+from gateway.cli.observe.usage import costs, usage
 from gateway.cli.shared.command import (
     FOLDER,
     JSON,
@@ -34,6 +42,7 @@ from gateway.cli.shared.command import (
     with_options,
     with_settings,
 )
+from gateway.cli.shared.target import examples
 from gateway.principal import KEY_LANES, KEY_LIMIT_NAMES
 from gateway.settings.file import Flags, SettingsError
 from gateway.settings.load import Settings, is_text, load, restore
@@ -68,6 +77,7 @@ def main() -> None:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="tollgate", message="%(prog)s %(version)s")
 def tollgate() -> None:
     """A multi-tenant LLM gateway with its own inference engine.
 
@@ -192,7 +202,23 @@ async def migrate(settings: Settings) -> None:
         click.echo(f"Its first keys stand in {settings.home / 'credentials.json'}")
 
 
-for group in (status, audit, reconcile, spool, prices, billing, orgs, projects, users, mcp):
+for group in (
+    *(
+        logs,
+        top,
+        status,
+        usage,
+        costs,
+        alerts,
+        models,
+        audit,
+        reconcile,
+        spool,
+        prices,
+        billing,
+    ),
+    *(budgets, credits, invoices, orgs, projects, users, mcp),
+):
     tollgate.add_command(group)
 
 
@@ -463,3 +489,27 @@ def fetch_models(settings: Settings, *, weights: bool) -> Settings:
     from gateway.processes.model_downloads import with_folders
 
     return with_folders(settings, weights=weights, say=click.echo)
+
+
+@tollgate.command(
+    epilog=examples(
+        'eval "$(tollgate completion bash)"',
+        "tollgate completion fish > ~/.config/fish/completions/tollgate.fish",
+    )
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print a script for SHELL that completes commands and options.
+
+    Let the shell run it (`eval`), or keep it where the shell looks for completions: bash in
+    ~/.local/share/bash-completion/completions/tollgate, zsh as _tollgate in a folder of $fpath,
+    fish in ~/.config/fish/completions/tollgate.fish.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None, "click knows the shells of the choice"
+    made = kind(context.find_root().command, {}, "tollgate", "_TOLLGATE_COMPLETE")
+    click.echo(ShellComplete.source(made))  # bash's own would start a bash, to ask its version
+
+
+add_examples(tollgate, "tollgate")

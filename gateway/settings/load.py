@@ -88,7 +88,7 @@ class Settings(PlainSettings, frozen=True, kw_only=True):
 FROM_ENVIRONMENT = {f"TOLLGATE_{name.upper()}": name for name in Scalars.__struct_fields__}
 POINTERS = {"TOLLGATE_CONFIG": "config", "TOLLGATE_MODEL": "model"}
 """A file to read, and one model, a folder or a repository, in the place of all configured ones."""
-OF_COMMANDS = ("TOLLGATE_API_KEY",)
+OF_COMMANDS = ("TOLLGATE_API_KEY", "TOLLGATE_ADMIN_KEY")
 """Variables that client commands read; they are no settings."""
 SERVICE_LINK = re.compile(
     r"TOLLGATE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"

@@ -394,4 +394,7 @@ def test_keys_without_any_server_running(folder: Path) -> None:
 def test_the_status_of_nothing_is_one_line(folder: Path) -> None:
     done = invoke({"TOLLGATE_HOME": str(folder), "TOLLGATE_PORT": "1"}, "status")
     assert done.exit_code == 1 and done.stdout == ""
-    assert done.stderr == "tollgate: no gateway answers at http://127.0.0.1:1: ConnectError\n"
+    assert done.stderr == (
+        "tollgate: no gateway answers at http://127.0.0.1:1: ConnectError (address of the "
+        "settings: nothing was started here; --url, --port or --home names another)\n"
+    )
