@@ -19,6 +19,7 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.cli.examples import add_examples
 from gateway.cli.identity.tenancy import all_orgs, orgs, projects, show_header
 from gateway.cli.identity.users import users
+from gateway.cli.installation.settings import config, doctor
 from gateway.cli.mcp.servers import mcp
 from gateway.cli.money.billing import billing, reconcile
 from gateway.cli.money.budgets import alerts, budgets
@@ -204,6 +205,8 @@ async def migrate(settings: Settings) -> None:
 
 for group in (
     *(
+        doctor,
+        config,
         logs,
         top,
         status,
