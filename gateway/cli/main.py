@@ -108,13 +108,14 @@ def up(**flags: Flags) -> None:
     settings = fetch_models(settings, weights=True)
     from gateway.processes.model_folders import check_models
     from gateway.processes.reachability import check_databases
+    from gateway.processes.start_view import StartView
     from gateway.processes.supervisor import Supervisor
 
     check_models(settings, weights=True)
 
     async def supervise() -> None:
         await check_databases(settings)
-        await Supervisor(settings, click.echo).run()
+        await Supervisor(settings, StartView(click.echo, on_terminal=sys.stdout.isatty())).run()
 
     run(supervise())
 
