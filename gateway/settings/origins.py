@@ -149,6 +149,8 @@ def without_secrets(url: str) -> str:
         user, at, host = parts.netloc.rpartition("@")
     except ValueError:
         return "(a URL)"
+    if not parts.netloc:
+        return url.partition("?")[0]
     name, colon, _ = user.partition(":")
     netloc = f"{name}:***@{host}" if colon else f"{user}{at}{host}"
     query = "..." if parts.query else ""

@@ -232,7 +232,8 @@ def read_line(line: str, process: str, before: float) -> LogRecord:
 
 
 def moment_of(text: str, *, is_utc: bool) -> float:
-    """Return Unix seconds of a time that a process wrote in its own zone, or in UTC."""
+    """Return Unix seconds of a time that a process wrote in its own zone, or in UTC, as Valkey
+    does."""
     form = "%d %b %Y %H:%M:%S.%f" if text[2:3] == " " or text[1:2] == " " else None
     try:
         if form is not None:
@@ -241,7 +242,7 @@ def moment_of(text: str, *, is_utc: bool) -> float:
             found = datetime.fromisoformat(text.replace(",", "."))
     except ValueError:
         return 0.0
-    return (found.replace(tzinfo=UTC) if is_utc else found).timestamp()
+    return (found.replace(tzinfo=UTC) if is_utc or form is not None else found).timestamp()
 
 
 def show(record: LogRecord, as_json: bool) -> None:

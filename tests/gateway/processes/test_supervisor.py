@@ -386,8 +386,8 @@ def test_on_a_terminal_stages_are_drawn(up: Up) -> None:
         assert "✓".encode() in said and b"\x1b[" in said
         assert json.loads((up.home / "credentials.json").read_text())["api_key"].encode() in said
         up.process.send_signal(signal.SIGINT)
-        while (said := os.read(parent, 65536)) and b"Stopping." not in said:
-            continue
+        while b"Stopping." not in said:
+            said += os.read(parent, 65536)
         assert up.process.wait(STOP_TIMEOUT_S) == 0
     finally:
         os.close(parent)
