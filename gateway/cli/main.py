@@ -17,7 +17,7 @@ from click.shell_completion import ShellComplete, get_completion_class
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.cli.examples import add_examples
-from gateway.cli.identity.tenancy import all_orgs, orgs, projects, show_header
+from gateway.cli.identity.tenancy import all_orgs, orgs, projects
 from gateway.cli.identity.users import users
 from gateway.cli.installation.settings import config, doctor
 from gateway.cli.mcp.servers import mcp
@@ -37,13 +37,14 @@ from gateway.cli.shared.command import (
     JSON,
     STATE,
     connections,
-    in_columns,
     refuse,
     run,
     with_options,
     with_settings,
 )
+from gateway.cli.shared.tables import Column, Output, show, with_output
 from gateway.cli.shared.target import examples
+from gateway.cli.shared.times import to_day
 from gateway.principal import KEY_LANES, KEY_LIMIT_NAMES
 from gateway.settings.file import Flags, SettingsError
 from gateway.settings.load import Settings, is_text, load, restore
@@ -374,43 +375,36 @@ async def create(
     show_once(made, as_json)
 
 
+KEY_COLUMNS = (
+    Column("ID", "id", "id"),
+    Column("KEY", "hint", show=lambda row: f"{row['prefix']}...{row['last_four']}"),
+    Column("STATE", "state"),
+    Column("CREATED", "created_at", gives_way=True, show=lambda row: to_day(row["created_at"])),
+    Column("PROJECT", "project_id", "id", gives_way=True),
+    Column("PLAN", "plan", gives_way=True),
+    Column("SCOPES", "scopes", gives_way=True, show=lambda row: ",".join(row["scopes"])),
+    Column("NAME", "name"),
+)
+
+
 @keys.command("list")
 @with_settings
-@JSON
-async def list_(settings: Settings, as_json: bool) -> None:
+@with_output
+async def list_(settings: Settings, output: Output) -> None:
     """List all keys, by organization, oldest first: revoked and expired ones too, never the keys
     themselves."""
     from gateway.tenancy.keys.keys import KeyRow, select_keys
     from gateway.tenancy.pages import read_all
     from gateway.tenancy.tables import api_keys
 
+    rows: list[dict[str, Any]] = []
     async with connections(settings) as (db, _), db.connect() as conn:
-        show_header(COLUMNS, as_json)
         async for owner in all_orgs(conn, archived=True):
-            async for key in read_all(conn, select_keys(owner.id), api_keys.c.id, KeyRow):
-                if as_json:
-                    fields = msgspec.structs.asdict(key) | {"state": state_of(key)}
-                    click.echo(msgspec.json.encode(fields).decode())
-                else:
-                    click.echo(to_line(key))
-
-
-COLUMNS = (
-    ("ID", 36),
-    ("KEY", 19),
-    ("STATE", 7),
-    ("CREATED", 10),
-    ("PROJECT", 37),
-    ("PLAN", 10),
-    ("SCOPES", 18),
-    ("NAME", 0),
-)
-
-
-def to_line(key: KeyRow) -> str:
-    since = key.created_at.strftime("%Y-%m-%d")
-    columns = (key.id, key.hint, state_of(key), since, key.project_id or "-", key.plan or "-")
-    return in_columns((*columns, ",".join(key.scopes), key.name), COLUMNS)
+            rows += [
+                msgspec.structs.asdict(key) | {"state": state_of(key)}
+                async for key in read_all(conn, select_keys(owner.id), api_keys.c.id, KeyRow)
+            ]
+    show(rows, KEY_COLUMNS, output)
 
 
 def show_once(made: CreatedKey, as_json: bool) -> None:

@@ -153,5 +153,5 @@ def to_minute(moment: datetime | float | None) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def to_day(moment: float | None) -> str:
+def to_day(moment: datetime | float | None) -> str:
     return to_minute(moment)[:10]
