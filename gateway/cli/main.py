@@ -15,7 +15,6 @@ import msgspec
 from click.exceptions import Exit
 from click.shell_completion import ShellComplete, get_completion_class
 
-from gateway.audit.log import COMMAND_LINE
 from gateway.cli.examples import add_examples
 from gateway.cli.identity.tenancy import all_orgs, orgs, projects
 from gateway.cli.identity.users import users
@@ -343,6 +342,7 @@ async def create(
     **limits: Any,
 ) -> None:
     """Create a key and print it. It is shown only this once and stored nowhere."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.secret import Secret
     from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
     from gateway.tenancy.keys.restrictions import Restrictions
@@ -447,6 +447,7 @@ def state_of(key: KeyRow) -> str:
 async def rotate(settings: Settings, key_id: str, grace_s: int | None, as_json: bool) -> None:
     """Rotate the secret of a key and print it, only this once; the old one stays valid for a
     while."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.secret import Secret
     from gateway.tenancy.keys.changes import DEFAULT_GRACE_S, rotate_key
     from gateway.tenancy.keys.keys import PEPPER_PURPOSE, owner_of_key
@@ -473,6 +474,7 @@ async def rotate(settings: Settings, key_id: str, grace_s: int | None, as_json: 
 @click.argument("key_id")
 async def revoke(settings: Settings, key_id: str) -> None:
     """Revoke a key by its id (`key_...`); every worker refuses it within a second."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy.keys.keys import owner_of_key, revoke_key
 
     async with connections(settings) as (db, redis):

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 WEIGHTS = "*.safetensors"
 IMPORTING, READING, WARMING = "starts", "reads its weights", "warms up"
 ABOUT = "about.md"
-"""What a model's folder says of the model, on one line."""
+"""The file of a model's folder that describes the model, on one line."""
 MAX_ABOUT_CHARS = 300
 MEGABYTE = 1_000_000
 
 
 class StartView:
-    """What is shown of one start. `say` prints a line; `on_terminal`: draw stages in place."""
+    """Shows one start. `say` prints a line; `on_terminal`: draw stages in place."""
 
     def __init__(self, say: Callable[[str], None], *, on_terminal: bool = False) -> None:
         self._print = say
@@ -158,7 +158,7 @@ class EngineStages:
 
 
 class ReadyCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person wants to know once all has started."""
+    """Tells a person what to do with what has started."""
 
     base_url: str
     model: ModelConfig

@@ -110,7 +110,7 @@ class SettingsReport(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: Settings
     file: SettingsFile
-    """What the file, the variables and the flags say together, with every default."""
+    """The file, the variables and the flags together, with every default."""
     path: Path | None
     """The file; None where there is none."""
     sources: dict[str, str]

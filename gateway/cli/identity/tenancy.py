@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from gateway.audit.log import COMMAND_LINE
 from gateway.cli.shared.command import JSON, connections, with_options, with_settings
 from gateway.cli.shared.tables import Column, Output, show, with_output
 from gateway.cli.shared.times import to_day
@@ -66,6 +65,7 @@ def orgs() -> None:
 @with_options(JSON, NAME, PLAN)
 async def create_org(settings: Settings, name: str, plan: str | None, as_json: bool) -> None:
     """Create an organization; it needs a project before it can have keys."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy import orgs as org_verbs
 
     async with connections(settings) as (db, _), db.begin() as conn:
@@ -89,6 +89,7 @@ async def list_orgs(settings: Settings, output: Output) -> None:
 @click.argument("name")
 async def set_org_plan(settings: Settings, name: str, plan: str | None, no_plan: bool) -> None:
     """Set or remove the plan of an organization; every worker applies it within a second."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy import orgs as org_verbs
 
     wanted = chosen(plan, no_plan)
@@ -107,6 +108,7 @@ async def set_org_plan(settings: Settings, name: str, plan: str | None, no_plan:
 @click.argument("name")
 async def set_origins(settings: Settings, name: str, origins: tuple[str, ...]) -> None:
     """Set the web origins from which browsers may call with an organization's keys."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy import orgs as org_verbs
     from gateway.tenancy.keys.restrictions import check_origins
 
@@ -134,6 +136,7 @@ async def create_project(
     settings: Settings, name: str, org: str, plan: str | None, as_json: bool
 ) -> None:
     """Create a project of an organization."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy import orgs as org_verbs
     from gateway.tenancy import projects as project_verbs
 
@@ -178,6 +181,7 @@ async def set_project_plan(
     settings: Settings, name: str, org: str, plan: str | None, no_plan: bool
 ) -> None:
     """Set or remove the plan of a project; every worker applies it within a second."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy.projects import update_project
 
     wanted = chosen(plan, no_plan)
@@ -199,6 +203,7 @@ async def set_models(
     settings: Settings, name: str, org: str, allow: tuple[str, ...], deny: tuple[str, ...]
 ) -> None:
     """Set the models that a project may use; every worker applies it within a second."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy.keys.model_permissions import update_model_permissions
 
     if allow and deny:

@@ -13,7 +13,6 @@ from typing import Any
 import click
 import msgspec
 
-from gateway.audit.log import COMMAND_LINE
 from gateway.cli.identity.tenancy import CREATED, OF_ORG
 from gateway.cli.shared.command import JSON, connections, refuse, with_options, with_settings
 from gateway.cli.shared.tables import Column, Output, show, with_output
@@ -54,6 +53,7 @@ async def create(
     settings: Settings, org: str, email: str, name: str | None, role: str, as_json: bool
 ) -> None:
     """Create a user of an organization who signs in with a password."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy.members.users import create_user
     from gateway.tenancy.orgs import find_org
 
@@ -82,6 +82,7 @@ async def passwd(settings: Settings, org: str, email: str) -> None:
     Whoever is signed in as them has to sign in again, and every application that acts for them to
     ask again: its tokens are refused within a second.
     """
+    from gateway.audit.log import COMMAND_LINE
     from gateway.auth.bearer.revocations import announcing
     from gateway.auth.login.change import change_password
     from gateway.tenancy.members.users import find_user

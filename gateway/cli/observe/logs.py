@@ -53,7 +53,7 @@ class LogRecord(msgspec.Struct, frozen=True):
     process: str
     level: str
     text: str
-    """What is shown, with its traceback."""
+    """The line as it is shown, with its traceback."""
     fields: dict[str, Any]
     """The members of a JSON line."""
 

@@ -13,7 +13,7 @@ from gateway.cli.shared.target import (
     ROWS,
     Gateway,
     GatewayError,
-    Target,
+    GatewayTarget,
     examples,
     open_gateway,
     unreachable,
@@ -48,7 +48,7 @@ MODEL_COLUMNS = (
 @click.command(epilog=examples("tollgate status", "tollgate status --url http://127.0.0.1:8000"))
 @with_target
 @with_output
-async def status(_settings: Settings, target: Target, output: Output) -> None:
+async def status(_settings: Settings, target: GatewayTarget, output: Output) -> None:
     """Show the health of what requests depend on: spool, databases, engines and upstreams.
 
     With an admin key, what went wrong is shown too. Exit code: 0 ready or degraded, 1 not ready or
@@ -68,7 +68,7 @@ async def status(_settings: Settings, target: Target, output: Output) -> None:
         sys.exit(EXIT_UNREADY)
 
 
-async def ask(target: Target) -> dict[str, Any]:
+async def ask(target: GatewayTarget) -> dict[str, Any]:
     """Return what the gateway says: all of it to an operator, else what it tells everybody.
 
     Raises: GatewayError.

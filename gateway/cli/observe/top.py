@@ -13,7 +13,13 @@ import click
 import msgspec
 
 from gateway.cli.shared.tables import Column, Output, lay_out, open_console, show, with_output
-from gateway.cli.shared.target import GatewayError, Target, examples, unreachable, with_target
+from gateway.cli.shared.target import (
+    GatewayError,
+    GatewayTarget,
+    examples,
+    unreachable,
+    with_target,
+)
 from gateway.settings.load import Settings
 
 TIMEOUT_S = 10.0
@@ -61,7 +67,7 @@ class Sample(msgspec.Struct, frozen=True):
 @click.option("--metrics", "address", help="The URL of the metrics. Default: /metrics, there.")
 async def top(
     _settings: Settings,
-    target: Target,
+    target: GatewayTarget,
     once: bool,
     interval: float,
     address: str | None,
@@ -81,7 +87,7 @@ async def top(
     await draw(target, url, before, interval)
 
 
-async def draw(target: Target, url: str, before: Sample, interval: float) -> None:
+async def draw(target: GatewayTarget, url: str, before: Sample, interval: float) -> None:
     """Draw anew after each interval until interrupted."""
     from rich.live import Live
     from rich.text import Text
@@ -102,7 +108,7 @@ async def draw(target: Target, url: str, before: Sample, interval: float) -> Non
         return
 
 
-async def look(target: Target, url: str) -> Sample:
+async def look(target: GatewayTarget, url: str) -> Sample:
     """Raises: GatewayError."""
     import httpx
 

@@ -114,7 +114,7 @@ def open_console() -> Console:
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-class Laid(msgspec.Struct, frozen=True):
+class TableLayout(msgspec.Struct, frozen=True):
     """A table as it is printed: each column's title, kind, width in cells, and its texts."""
 
     columns: list[tuple[str, Kind, int, list[str]]]
@@ -133,7 +133,7 @@ class Laid(msgspec.Struct, frozen=True):
 
 def lay_out(
     rows: Sequence[Row], columns: Sequence[Column], width: int | None
-) -> tuple[Laid, list[str]]:
+) -> tuple[TableLayout, list[str]]:
     """Fit rows into `width` cells (None: any), as far as that can be; also return the titles of
     columns that were left out."""
     from rich.cells import cell_len
@@ -153,7 +153,7 @@ def lay_out(
         for column in columns:
             if column.kind == "id":
                 texts[column.title] = shorten_ids(texts[column.title])
-    left_out = []
+    left_out: list[str] = []
     for column in reversed(columns):
         if excess() > 0 and column.gives_way:
             kept.remove(column)
@@ -174,7 +174,7 @@ def lay_out(
         (each.title, each.kind, widths[each.title], _cut(texts[each.title], widths[each.title]))
         for each in kept
     ]
-    return Laid(cut), left_out
+    return TableLayout(cut), left_out
 
 
 def _cut(texts: Sequence[str], width: int) -> list[str]:
@@ -203,7 +203,7 @@ def _shortened(text: str, length: int) -> str:
     return short if mark and len(rest) > length and len(short) < len(text) else text
 
 
-def print_table(table: Laid, console: Console) -> None:
+def print_table(table: TableLayout, console: Console) -> None:
     from rich.text import Text
 
     head = [_padded(title, kind, width) for title, kind, width, _ in table.columns]

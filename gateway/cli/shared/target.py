@@ -68,7 +68,7 @@ class GatewayError(Exception):
         self.is_unreachable = is_unreachable
 
 
-class Target(msgspec.Struct, frozen=True):
+class GatewayTarget(msgspec.Struct, frozen=True):
     """The gateway that a command is for. `base`: scheme, host and port; `why`: what named it."""
 
     base: str
@@ -77,12 +77,12 @@ class Target(msgspec.Struct, frozen=True):
     """None: there is no key for it."""
 
     def __repr__(self) -> str:
-        return f"Target(base={self.base!r})"
+        return f"GatewayTarget(base={self.base!r})"
 
 
 def find_target(
     settings: Settings, *, url: str | None, port: int | None, key: str | None
-) -> Target:
+) -> GatewayTarget:
     """Decide which gateway is meant, and by which key. Raises: GatewayError, OSError."""
     path = Home(settings.home).credentials
     try:
@@ -98,7 +98,7 @@ def find_target(
         base, why = with_port(own, port), "--port"
     else:
         base, why = own, str(path)
-    return Target(base, why, key or key_for(base, own, known))
+    return GatewayTarget(base, why, key or key_for(base, own, known))
 
 
 def key_for(base: str, own: str | None, known: Credentials | None) -> str | None:
@@ -137,7 +137,7 @@ def with_port(base: str, port: int) -> str:
 class Gateway:
     """A running gateway, asked with a key of administration."""
 
-    def __init__(self, http: httpx.AsyncClient, target: Target) -> None:
+    def __init__(self, http: httpx.AsyncClient, target: GatewayTarget) -> None:
         self._http = http
         self.target = target
 
@@ -226,13 +226,13 @@ class Gateway:
         return GatewayError(f"{self.target.base}{path}: the answer is none of Tollgate", status=1)
 
 
-def unreachable(target: Target, error: Exception) -> GatewayError:
+def unreachable(target: GatewayTarget, error: Exception) -> GatewayError:
     said = type(error).__name__
     line = f"no gateway answers at {target.base}: {said} (address of {target.why}; {ELSEWHERE})"
     return GatewayError(line, status=1, is_unreachable=True)
 
 
-def refusal(target: Target, status: int, content: bytes) -> str:
+def refusal(target: GatewayTarget, status: int, content: bytes) -> str:
     """Return one line of a problem (RFC 9457) or of an error of OpenAI's shape."""
     try:
         said = json.loads(content)
@@ -251,7 +251,7 @@ def refusal(target: Target, status: int, content: bytes) -> str:
 
 
 @asynccontextmanager
-async def open_gateway(target: Target) -> AsyncIterator[Gateway]:
+async def open_gateway(target: GatewayTarget) -> AsyncIterator[Gateway]:
     import httpx  # not for `--help`
 
     async with httpx.AsyncClient(base_url=target.base, timeout=TIMEOUT_S, trust_env=False) as http:
@@ -289,7 +289,7 @@ def with_gateway(command: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
     """Make a command of a coroutine function that asks the running gateway, which it is passed."""
 
     @wraps(command)
-    async def ask(_settings: Settings, target: Target, **own: Any) -> None:
+    async def ask(_settings: Settings, target: GatewayTarget, **own: Any) -> None:
         async with open_gateway(target) as gateway:
             await command(gateway, **own)
 

@@ -1,4 +1,4 @@
-"""What `tollgate doctor` makes of what it finds."""
+"""`tollgate doctor` judges what it finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a start shows of its stages, and what an engine does as seen from outside."""
+"""A start shows its stages, and sees from outside what an engine does."""
 
 from __future__ import annotations
 

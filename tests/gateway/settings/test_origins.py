@@ -1,4 +1,4 @@
-"""Where each setting comes from, and what of it is never shown."""
+"""Each setting has a source; secrets are never shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ trusted_proxies = [
 ]
 
 [deadlines]
-interactive_s = 5.0
+interactive = 5.0
 
 [mcp.loop]
 max_rounds = 3
@@ -57,7 +57,7 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, SettingO
     ("key", "value", "source"),
     [
         ("port", 9000, "tollgate.toml:1"),
-        ("trusted_proxies", ["10.0.0.0/8"], "tollgate.toml:3"),
+        ("trusted_proxies", ("10.0.0.0/8",), "tollgate.toml:3"),
         ("mcp.loop.max_rounds", 3, "tollgate.toml:11"),
         ("mcp.loop.max_seconds", 600.0, "default"),
         ("model[0].name", "far", "tollgate.toml:14"),

@@ -1,4 +1,4 @@
-"""What commands ask of a gateway, and what they make of its answers."""
+"""Commands ask a gateway and show its answers."""
 
 from __future__ import annotations
 

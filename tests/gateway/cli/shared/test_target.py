@@ -1,4 +1,4 @@
-"""Which gateway a command is for, and which key it gets."""
+"""A command finds its gateway and its key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.shared.target import GatewayError, Target, find_target, refusal
+from gateway.cli.shared.target import GatewayError, GatewayTarget, find_target, refusal
 from gateway.processes import credentials_file
 from gateway.processes.credentials_file import Credentials
 from gateway.settings.load import Settings, load
@@ -78,4 +78,4 @@ def test_a_target_shows_no_key(tmp_path: Path) -> None:
     ],
 )
 def test_a_refusal_is_one_line_that_names_the_field(status: int, body: bytes, line: str) -> None:
-    assert refusal(Target("http://x", "--url", "k"), status, body) == line
+    assert refusal(GatewayTarget("http://x", "--url", "k"), status, body) == line
