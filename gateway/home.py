@@ -29,6 +29,10 @@ class NoHome(Exception):
     """The folder that was named is no home of an installation."""
 
 
+class RestoreUnfinished(NoHome):
+    """A restore into this home has not come to its end."""
+
+
 class Home:
     """Paths under one home folder. Constructing it creates nothing."""
 
@@ -44,6 +48,8 @@ class Home:
         self.secret = self.root / "secret.json"
         self.credentials = self.root / "credentials.json"
         self.audit_witness = self.root / "audit_witness.json"
+        self.restore_journal = self.root / "restore.json"
+        """There while a restore into this home is not finished (`gateway.backup.restoration`)."""
         self.price_books = self.root / "price_books"
         self.price_drafts = self.root / "price_drafts"
         self.commits = self.root / "commits.json"
@@ -54,17 +60,34 @@ class Home:
         """The file whose bytes are the places of an upstream."""
         return self.run / "places" / hashlib.sha256(repr(upstream).encode()).hexdigest()[:32]
 
-    def create(self) -> None:
-        """Make the folders that a gateway writes to. Raises: OSError."""
-        self.root.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+    def create(self, *, is_restored: bool = False) -> None:
+        """Make the folders that a gateway writes to. `is_restored`: on behalf of a restore.
+
+        Raises: RestoreUnfinished, OSError.
+        """
+        if not is_restored:
+            self._check_restored()
+        self.create_root()
         for folder in (self.run, self.logs, self.spool, self.usage):
             folder.mkdir(mode=0o700, exist_ok=True)
 
+    def create_root(self) -> None:
+        """Make the home itself, with nothing in it. Raises: OSError."""
+        self.root.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+
     def check(self) -> None:
-        """Raises: NoHome if nothing was ever started here, OSError."""
+        """Raises: NoHome if nothing was ever started here, RestoreUnfinished, OSError."""
         if not self.run.is_dir():
             found = "is not the home of a Tollgate" if self.root.exists() else "does not exist"
             raise NoHome(f"home: {self.root} {found}; `tollgate up` makes one (see --home)")
+        self._check_restored()
+
+    def _check_restored(self) -> None:
+        if self.restore_journal.exists():
+            raise RestoreUnfinished(
+                f"home: a restore into {self.root} is not finished; run `tollgate backup restore` "
+                "again, with the same arguments"
+            )
 
     def engine_socket(self, position: int) -> Path:
         """The socket of the engine that serves the configuration's model number `position`."""

@@ -12,7 +12,9 @@ because a migration that silently changes no row would be worse than none.
 from __future__ import annotations
 
 from alembic import op
-from sqlalchemy import text
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
 from migrations.errors import MigrationError
@@ -49,6 +51,12 @@ def create_roles() -> None:
         )
     for role in (ROLE_TENANT, ROLE_SYSTEM):
         op.execute(f"GRANT USAGE ON SCHEMA public TO {role}")
+
+
+def create_roles_on(connection: Connection) -> None:
+    """Create them outside of a migration, for a schema from elsewhere. Raises: MigrationError."""
+    with Operations.context(MigrationContext.configure(connection)):
+        create_roles()
 
 
 def _create_role(role: str) -> str | None:

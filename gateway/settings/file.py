@@ -180,6 +180,16 @@ class FileStoreConfig(Strict, frozen=True, kw_only=True):
     """The part size of one object; each open upload and each reader holds one part in memory."""
 
 
+class BackupConfig(Strict, frozen=True, kw_only=True):
+    """`[backup]`."""
+
+    recipients: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=4096)]], Meta(max_length=64)
+    ] = []
+    """The public keys (`age1...` or `ssh-...`) of those who can read what `tollgate backup create`
+    writes, unless it is given `--to`."""
+
+
 class WrittenMcpOauth(Strict, frozen=True, kw_only=True):
     """`[mcp.servers.oauth]`: what we are at a server's authorization server, so that people can let
     us in there. Without endpoints: what we are registered as there, and the rest is discovered.
@@ -359,6 +369,7 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
     """Requests of batches that one worker has under way."""
     file_store: FileStoreConfig | None = None
     """The store for the content of new files. None: Postgres."""
+    backup: BackupConfig = BackupConfig()
     max_disputed_in_a_row: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
     """Answers of an upstream in a row that claim more tokens than the request can have used; then
     it is left alone for `disputed_rest_s`. 0: never."""

@@ -73,11 +73,15 @@ class Arena:
         self.killed: Counter[str] = Counter()
 
     async def start(self) -> None:
-        self._postgres = await embedded.start_postgres(self.site.home)
+        await self.start_postgres()
         await migrate(self.site.database_url)
         await self._open_accounts()
         for name in (*GATEWAYS, *SHIPPERS, *INVOICERS):
             self._begin(name)
+
+    async def start_postgres(self) -> None:
+        """Start no more than the books, of which all was used already."""
+        self._postgres = await embedded.start_postgres(self.site.home)
 
     async def _open_accounts(self) -> None:
         db = create_engine(self.site.database_url)
@@ -129,10 +133,10 @@ class Arena:
 
     async def kill_many(self, kills: int) -> None:
         for _ in range(kills):
-            await self._progress()
+            await self.progress()
             await asyncio.sleep(self._rng.uniform(*BETWEEN_KILLS_S))
             await self.kill(self._rng.choice(VICTIMS))
-        await self._progress()
+        await self.progress()
 
     async def until_late(self) -> None:
         """Until a gateway whose clock is behind has answered in a period that is invoiced."""
@@ -145,9 +149,9 @@ class Arena:
                     await asyncio.sleep(0.05)
         finally:
             await db.dispose()
-        await self._progress()
+        await self.progress()
 
-    async def _progress(self) -> None:
+    async def progress(self) -> None:
         """Until every gateway has answered since: what is killed does something."""
         deadline = time.monotonic() + PROGRESS_TIMEOUT_S
         for name in GATEWAYS:
