@@ -45,7 +45,12 @@ SERVER_IDS = range(61_184, 65_520)
 """User ids that no account should have: those of systemd.exec(5)'s `DynamicUser=`."""
 NOBODY = 65_534
 """Has an account everywhere, and initdb refuses a user without one."""
-REACH_EVERYTHING = ("--inh-caps=+dac_override", "--ambient-caps=+dac_override")
+REACH_EVERYTHING = (
+    "--inh-caps=+dac_override",
+    "--ambient-caps=+dac_override",
+    "--securebits=+no_setuid_fixup",
+)
+"""The capability, and that access(2) counts it, by which Postgres looks for its own programs."""
 START_TIMEOUT_S = 60.0
 """Crash recovery after a kill -9 is part of a start."""
 STOP_TIMEOUT_S = 20.0

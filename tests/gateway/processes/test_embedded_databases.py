@@ -75,8 +75,16 @@ async def test_data_outlives_a_restart_and_no_process_does(folder: Path) -> None
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root can close a folder to nobody")
-async def test_as_root_in_a_folder_that_nobody_cannot_enter(folder: Path) -> None:
+async def test_as_root_in_a_folder_that_nobody_cannot_enter(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    # The programs too, as in a checkout or a tool of uv under /root.
+    installed = embedded.postgres_bin()
+    for part in (installed.parents[1], installed.parents[1].with_suffix(".libs")):
+        shutil.copytree(part, folder / part.name)
+    there = folder.joinpath(*installed.parts[-3:])
+    monkeypatch.setattr(embedded, "postgres_bin", lambda: there)
     home = Home(folder / "inner")
     home.create()
     runner = embedded.who_runs(home.postgres, embedded.postgres_bin() / "postgres")
