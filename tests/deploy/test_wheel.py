@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import tempfile
 import time
 import tomllib
 import urllib.request
+import venv
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,14 +51,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Has the wheel and what the lock names, and neither PyTorch nor this checkout."""
+    """Has the wheel, by pip, and what the lock names; neither PyTorch nor this checkout."""
     made = fresh_environment(tmp_path_factory.mktemp("wheel") / "venv")
     install = installer()
     uv = install.Uv(made)
     # The packages of others as links into uv's cache: a copy is 400 MB.
     lock = ROOT / "requirements" / "runtime.lock"
     uv.install("--link-mode", "symlink", *install.LOCKED, "-r", str(lock))
-    uv.install("--link-mode", "copy", "--no-deps", str(wheel))
+    pip = [str(made / "bin" / "python"), "-m", "pip", "install", "-q"]
+    subprocess.run([*pip, "--no-index", "--no-deps", str(wheel)], check=True)
     return made
 
 
@@ -138,6 +141,20 @@ def test_without_pytorch_it_says_how_to_get_it(environment: Path, folder: Path) 
         "engine: torch is not installed: "
         'an engine needs what the extra "engine" of the package tollgate installs\n',
     )
+
+
+@pytest.mark.nightly
+def test_pip_installs_it_with_all_that_it_needs(wheel: Path, folder: Path) -> None:
+    venv.create(folder / "venv", with_pip=True)
+    # The versions of the lock without its hashes, which pip would ask of the wheel as well.
+    lock = (ROOT / "requirements" / "runtime.lock").read_text()
+    locked = re.findall(r"^([\w.-]+==[^\\]+)", lock, re.MULTILINE)
+    (folder / "versions").write_text("\n".join(locked))
+    python = str(folder / "venv" / "bin" / "python")
+    install = [python, "-m", "pip", "install", "-qq", "-c", str(folder / "versions")]
+    subprocess.run([*install, f"tollgate[s3,otel] @ {wheel.as_uri()}"], cwd=folder, check=True)
+    for command in ([python, "-m", "pip", "check"], [f"{folder}/venv/bin/tollgate", "--help"]):
+        subprocess.run(command, cwd=folder, env=plain(folder), capture_output=True, check=True)
 
 
 @pytest.mark.nightly
