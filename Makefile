@@ -1,4 +1,4 @@
-# make run | make test | make test-nightly | make test-stress | make clients | make soak | make chaos-nightly | make setup | make lint | make fields | make lock | make dist | make gpu-check | make gpu-bench | make auth-conformance | make mcp-conformance | make auth-coverage
+# make run | make test | make test-nightly | make test-postgres | make test-stress | make clients | make soak | make chaos-nightly | make setup | make lint | make fields | make lock | make dist | make gpu-check | make gpu-bench | make auth-conformance | make mcp-conformance | make auth-coverage
 # Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line.
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -35,7 +35,7 @@ clients: $(VENV)/.dev .clients/.done
 	.clients/bin/python -m pip install -q -r requirements/clients.txt
 	@touch $@
 
-.PHONY: tests test-nightly test-stress clients fields map fuzz soak chaos-nightly run test setup lint lint-types lint-shape lock dist clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
+.PHONY: tests test-nightly test-postgres test-stress clients fields map fuzz soak chaos-nightly run test setup lint lint-types lint-shape lock dist clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
@@ -56,7 +56,14 @@ tests: $(VENV)/.dev
 # of others (which need npm), a soak.
 test-nightly: $(VENV)/.dev lint
 	SUITE_BUDGET=nightly $(MAKE) tests auth-coverage
+	$(MAKE) test-postgres
 	$(MAKE) chaos-nightly fuzz auth-conformance mcp-conformance soak
+
+# What speaks SQL, on the oldest Postgres that is supported.
+test-postgres: $(VENV)/.dev
+	SUITE_POSTGRES=16 $(SUITE) tests/billing tests/upgrade tests/gateway/test_migrations.py tests/gateway/test_db.py \
+	  $(addprefix tests/gateway/,audit batches limits mcp responses tenancy vault walls webhooks) \
+	  --deselect tests/upgrade/test_previous_release.py $(PYTEST_ARGS)
 
 # Three times in random order, with every core kept busy by something else; ARGS="4 5" for other orders.
 test-stress: $(VENV)/.dev

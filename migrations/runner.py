@@ -37,6 +37,8 @@ HEAD = "head"
 SCRIPTS = Path(__file__).parent
 BASELINE = "0060"
 """The schema of the first release: nobody runs an older one while it is upgraded."""
+POSTGRES_MAJORS = (16, 18)
+"""The oldest and the newest Postgres that is supported; the tests run on both."""
 LOCK_KEY = 0x746F6C6C67617465
 """pg_try_advisory_lock: the bytes of "tollgate"."""
 TURN_TIMEOUT_S = 3600.0
@@ -46,8 +48,9 @@ BASELINE_LOCK_TIMEOUT_S = 120
 LOCK_TIMEOUT_MS = 400
 STATEMENT_TIMEOUT_MS = 900
 """Bounds a statement, its wait for a lock included."""
-RETRY_FOR_S = 120.0
-RETRY_PAUSES_S = (0.2, 5.0)
+MAX_ATTEMPTS = 30
+"""Bounds the attempts at one revision: about two minutes of pauses."""
+PAUSES_S = (0.2, 5.0)
 """The first pause between two attempts and the longest; each is twice the one before."""
 BUSY = ("55P03", "57014", "40P01")
 """Postgres: lock_not_available, query_canceled, deadlock_detected."""
@@ -70,12 +73,23 @@ async def migrate(database_url: str, *, revision: str = HEAD) -> None:
     )
     try:
         async with engine.connect() as connection:
+            await _check_version(connection)
             await _take_turn(connection)
             await _upgrade(connection, revision)
     except CommandError as error:
         raise MigrationError(f"the database cannot be migrated: {error}") from error
     finally:
         await engine.dispose()  # the lock ends with the connection
+
+
+async def _check_version(connection: AsyncConnection) -> None:
+    found = int(await connection.scalar(text("SHOW server_version_num")) or 0) // 10_000
+    await connection.rollback()
+    oldest, newest = POSTGRES_MAJORS
+    if found < oldest:
+        raise MigrationError(f"this is Postgres {found}: Tollgate needs {oldest} to {newest}")
+    if found > newest:
+        log.warning("this is Postgres %d; Tollgate is tested with %d to %d", found, oldest, newest)
 
 
 async def _take_turn(connection: AsyncConnection) -> None:
@@ -100,7 +114,7 @@ async def _upgrade(connection: AsyncConnection, revision: str) -> None:
         return await connection.run_sync(_check_support, current, script.get_current_head())
     if current is None or current < BASELINE:
         await connection.run_sync(_run, config, min(revision, BASELINE), is_baseline=True)
-    deadline, pause_s = time.monotonic() + RETRY_FOR_S, RETRY_PAUSES_S[0]
+    attempt = 0
     while True:
         try:
             return await connection.run_sync(_run, config, revision)
@@ -108,14 +122,16 @@ async def _upgrade(connection: AsyncConnection, revision: str) -> None:
             if getattr(error.orig, "sqlstate", None) not in BUSY:
                 raise
             await connection.rollback()
-            if time.monotonic() > deadline:
+            reached = await connection.run_sync(_current)
+            attempt, current = 1 if reached != current else attempt + 1, reached
+            if attempt >= MAX_ATTEMPTS:
                 raise MigrationError(
-                    f"a table was in use for {RETRY_FOR_S:.0f} s ({error.orig}): nothing of this"
-                    " migration is done; repeat it when long transactions have ended"
+                    f"a table was in use at each of {attempt} attempts ({error.orig}): the schema"
+                    f" is at revision {current}; repeat this when long transactions have ended"
                 ) from error
+            pause_s = min(PAUSES_S[0] * 2 ** (attempt - 1), PAUSES_S[1])
             log.info("a table is in use, so the migration tries again in %.1f s", pause_s)
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RETRY_PAUSES_S[1])
 
 
 def _config() -> Config:

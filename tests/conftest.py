@@ -38,6 +38,7 @@ from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
 from tests.budget import NIGHTLY, examples
 from tests.databases import Databases, with_cluster
+from tests.postgres_majors import NEWEST, WANTED, use_oldest
 from tests.scratch import SCRATCH, make_scratch, remove_leftovers
 
 KERNELS = Path(__file__).parent / "engine" / "kernels"
@@ -69,6 +70,8 @@ SEED = os.environ.get("SUITE_ORDER")
 def pytest_configure() -> None:
     """Put the folders of `tmp_path` there, too: to sync a file waits for no disk."""
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SCRATCH))
+    if WANTED != NEWEST:
+        use_oldest(pytest.MonkeyPatch())
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -77,7 +80,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_report_header() -> list[str]:
-    return [f"budget: {'nightly' if NIGHTLY else 'small'}; order: {SEED or 'as written'}"]
+    budget = "nightly" if NIGHTLY else "small"
+    return [f"budget: {budget}; order: {SEED or 'as written'}; Postgres: {WANTED}"]
 
 
 class FilesTogether(LoadScopeScheduling):

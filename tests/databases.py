@@ -38,7 +38,7 @@ CATALOGS = (
     "pg_namespace",
     "pg_type",
 )
-REVISION = "(SELECT string_agg(version_num, ' ') FROM alembic_version)"
+REVISION = "(SELECT concat(version_num, oldest_revision) FROM alembic_version, schema_support)"
 FINGERPRINT = f"SELECT {REVISION}, " + ", ".join(
     f"(SELECT (count(*), max(xmin::text::bigint))::text FROM pg_catalog.{name})"
     for name in CATALOGS
@@ -56,7 +56,7 @@ BEGIN
     FOR found IN
         SELECT oid::regclass AS name FROM pg_class
         WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace
-        AND relname <> 'alembic_version' AND pg_relation_size(oid) > 0
+        AND relname NOT IN ('alembic_version', 'schema_support') AND pg_relation_size(oid) > 0
     LOOP
         EXECUTE format('DELETE FROM %s', found.name);
     END LOOP;
@@ -122,7 +122,7 @@ class Databases:
         else:
             self._made += 1
             found = Database(f"test_{self._made}")
-            await self._administer(f"CREATE DATABASE {found.name} TEMPLATE {TEMPLATE}")
+            await self.create(found.name, TEMPLATE)
             connection = await self._connect(found.name)
             found.fingerprint = await fingerprint(connection)
             await connection.close()
@@ -133,7 +133,14 @@ class Databases:
         if database.loans < MAX_LOANS and await self._emptied(database):
             self._free.append(database)
         else:
-            await self._administer(f"DROP DATABASE {database.name} WITH (FORCE)")
+            await self.drop(database.name)
+
+    async def create(self, name: str, template: str) -> None:
+        """Make a database that nobody else is lent."""
+        await self._administer(f"CREATE DATABASE {name} TEMPLATE {template}")
+
+    async def drop(self, name: str) -> None:
+        await self._administer(f"DROP DATABASE {name} WITH (FORCE)")
 
     async def _emptied(self, database: Database) -> bool:
         """False: its schema is another one now."""

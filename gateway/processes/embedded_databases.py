@@ -36,6 +36,8 @@ from gateway.logs import last_error
 from gateway.processes.child_processes import Child, spawn
 
 POSTGRES_MAJOR = "18"
+LOCALE = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C")
+"""Options of initdb: the order of text is that of its code points, whatever the machine has."""
 POSTGRES_SOCKET = ".s.PGSQL.5432"
 POSTGRES_LOCK = "postmaster.pid"
 DEAD_STATES = "ZX"
@@ -261,8 +263,7 @@ def _run_initdb(data: Path, maker: ServerUser, durable: bool) -> None:
         *account,
         *("setpriv", *maker.credentials, "--pdeathsig", "KILL", "--"),
         *(str(postgres_bin() / "initdb"), "-D", str(data), "-U", DATABASE, "-A", "trust"),
-        *("-E", "UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
-        *("--locale=C", "--no-instructions"),
+        *("-E", "UTF8", *LOCALE, "--no-instructions"),
         *(() if durable else ("--no-sync",)),
     ]
     try:

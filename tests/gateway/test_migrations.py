@@ -22,6 +22,7 @@ import gateway.tenancy.member_tables
 import gateway.tenancy.tables
 import gateway.vault.credentials
 import gateway.webhooks.tables
+import migrations.tables
 from migrations.runner import MigrationError, migrate
 
 ROOMS = (
@@ -37,6 +38,7 @@ ROOMS = (
     gateway.auth.tables.metadata,
     gateway.audit.tables.metadata,
     gateway.responses.tables.metadata,
+    migrations.tables.metadata,
 )
 
 
@@ -92,6 +94,7 @@ async def test_a_second_run_changes_nothing(db: AsyncEngine, postgres_url: str) 
 async def test_a_database_of_a_newer_version_is_refused(db: AsyncEngine, postgres_url: str) -> None:
     async with db.begin() as connection:
         await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        await connection.execute(text("UPDATE schema_support SET oldest_revision = '9998'"))
     try:
         await migrate(postgres_url)
     except MigrationError as error:

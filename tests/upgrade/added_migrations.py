@@ -19,7 +19,7 @@ Revises: {before}
 
 from alembic import op
 
-from migrations import walls
+from migrations import online, walls
 
 revision = "{revision}"
 down_revision = "{before}"
@@ -39,7 +39,7 @@ def newest_revision() -> str:
 def add_migrations(patch: pytest.MonkeyPatch, folder: Path, *bodies: str) -> list[str]:
     """Let `migrate` find one more migration for each of `bodies`, and return their revisions.
 
-    A body is the text of an `upgrade` that may use `op` and `walls`.
+    A body is the text of an `upgrade` that may use `op`, `online` and `walls`.
     """
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "migrations", folder / "migrations", ignore=ignored)

@@ -50,6 +50,7 @@ HIDDEN = {
     "invoice_counters": "the last number of an issuer, who bills all tenants",
     "oauth_assertions": "which assertions were shown once, before it is known by whom",
     "reconciliations": "whether the books of the house agree",
+    "schema_support": "the owner's own: which releases the schema serves",
     "signing_keys": "the installation signs for all tenants",
     "transfers": "the books of the house speak of all tenants",
     "usage_conflicts": "what a person must look at, of whichever tenant",
