@@ -13,28 +13,38 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 from click.exceptions import Exit
+from click.shell_completion import ShellComplete, get_completion_class
 
-from gateway.audit.log import COMMAND_LINE
-from gateway.cli.identity.tenancy import all_orgs, orgs, projects, show_header
+from gateway.cli.examples import add_examples
+from gateway.cli.identity.tenancy import all_orgs, orgs, projects
 from gateway.cli.identity.users import users
 from gateway.cli.installation.backup import backup
+from gateway.cli.installation.settings import config, doctor
 from gateway.cli.mcp.servers import mcp
 from gateway.cli.money.billing import billing, reconcile
+from gateway.cli.money.budgets import alerts, budgets
+from gateway.cli.money.credits import credits
+from gateway.cli.money.invoices import invoices
 from gateway.cli.money.prices import prices
 from gateway.cli.money.spool import spool
 from gateway.cli.observe.audit import audit
-from gateway.cli.observe.status import status
+from gateway.cli.observe.logs import logs
+from gateway.cli.observe.status import models, status
+from gateway.cli.observe.top import top
+from gateway.cli.observe.usage import costs, usage
 from gateway.cli.shared.command import (
     FOLDER,
     JSON,
     STATE,
     connections,
-    in_columns,
     refuse,
     run,
     with_options,
     with_settings,
 )
+from gateway.cli.shared.tables import Column, Output, show, with_output
+from gateway.cli.shared.target import examples
+from gateway.cli.shared.times import to_day
 from gateway.principal import KEY_LANES, KEY_LIMIT_NAMES
 from gateway.settings.file import Flags, SettingsError
 from gateway.settings.load import Settings, is_text, load, restore
@@ -69,6 +79,7 @@ def main() -> None:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="tollgate", message="%(prog)s %(version)s")
 def tollgate() -> None:
     """A multi-tenant LLM gateway with its own inference engine.
 
@@ -98,13 +109,14 @@ def up(**flags: Flags) -> None:
     settings = fetch_models(settings, weights=True)
     from gateway.processes.model_folders import check_models
     from gateway.processes.reachability import check_databases
+    from gateway.processes.start_view import StartView
     from gateway.processes.supervisor import Supervisor
 
     check_models(settings, weights=True)
 
     async def supervise() -> None:
         await check_databases(settings)
-        await Supervisor(settings, click.echo).run()
+        await Supervisor(settings, StartView(click.echo, on_terminal=sys.stdout.isatty())).run()
 
     run(supervise())
 
@@ -193,9 +205,26 @@ async def migrate(settings: Settings) -> None:
         click.echo(f"Its first keys stand in {settings.home / 'credentials.json'}")
 
 
-for group in (status, audit, reconcile, spool, prices, billing, orgs, projects, users, mcp):
+for group in (
+    *(
+        doctor,
+        config,
+        logs,
+        top,
+        status,
+        usage,
+        costs,
+        alerts,
+        models,
+        audit,
+        reconcile,
+        spool,
+        prices,
+        billing,
+    ),
+    *(budgets, credits, invoices, orgs, projects, users, mcp, backup),
+):
     tollgate.add_command(group)
-tollgate.add_command(backup)
 
 
 @tollgate.group()
@@ -314,6 +343,7 @@ async def create(
     **limits: Any,
 ) -> None:
     """Create a key and print it. It is shown only this once and stored nowhere."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.secret import Secret
     from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
     from gateway.tenancy.keys.restrictions import Restrictions
@@ -346,43 +376,36 @@ async def create(
     show_once(made, as_json)
 
 
+KEY_COLUMNS = (
+    Column("ID", "id", "id"),
+    Column("KEY", "hint", show=lambda row: f"{row['prefix']}...{row['last_four']}"),
+    Column("STATE", "state"),
+    Column("CREATED", "created_at", gives_way=True, show=lambda row: to_day(row["created_at"])),
+    Column("PROJECT", "project_id", "id", gives_way=True),
+    Column("PLAN", "plan", gives_way=True),
+    Column("SCOPES", "scopes", gives_way=True, show=lambda row: ",".join(row["scopes"])),
+    Column("NAME", "name"),
+)
+
+
 @keys.command("list")
 @with_settings
-@JSON
-async def list_(settings: Settings, as_json: bool) -> None:
+@with_output
+async def list_(settings: Settings, output: Output) -> None:
     """List all keys, by organization, oldest first: revoked and expired ones too, never the keys
     themselves."""
     from gateway.tenancy.keys.keys import KeyRow, select_keys
     from gateway.tenancy.pages import read_all
     from gateway.tenancy.tables import api_keys
 
+    rows: list[dict[str, Any]] = []
     async with connections(settings) as (db, _), db.connect() as conn:
-        show_header(COLUMNS, as_json)
         async for owner in all_orgs(conn, archived=True):
-            async for key in read_all(conn, select_keys(owner.id), api_keys.c.id, KeyRow):
-                if as_json:
-                    fields = msgspec.structs.asdict(key) | {"state": state_of(key)}
-                    click.echo(msgspec.json.encode(fields).decode())
-                else:
-                    click.echo(to_line(key))
-
-
-COLUMNS = (
-    ("ID", 36),
-    ("KEY", 19),
-    ("STATE", 7),
-    ("CREATED", 10),
-    ("PROJECT", 37),
-    ("PLAN", 10),
-    ("SCOPES", 18),
-    ("NAME", 0),
-)
-
-
-def to_line(key: KeyRow) -> str:
-    since = key.created_at.strftime("%Y-%m-%d")
-    columns = (key.id, key.hint, state_of(key), since, key.project_id or "-", key.plan or "-")
-    return in_columns((*columns, ",".join(key.scopes), key.name), COLUMNS)
+            rows += [
+                msgspec.structs.asdict(key) | {"state": state_of(key)}
+                async for key in read_all(conn, select_keys(owner.id), api_keys.c.id, KeyRow)
+            ]
+    show(rows, KEY_COLUMNS, output)
 
 
 def show_once(made: CreatedKey, as_json: bool) -> None:
@@ -425,6 +448,7 @@ def state_of(key: KeyRow) -> str:
 async def rotate(settings: Settings, key_id: str, grace_s: int | None, as_json: bool) -> None:
     """Rotate the secret of a key and print it, only this once; the old one stays valid for a
     while."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.secret import Secret
     from gateway.tenancy.keys.changes import DEFAULT_GRACE_S, rotate_key
     from gateway.tenancy.keys.keys import PEPPER_PURPOSE, owner_of_key
@@ -451,6 +475,7 @@ async def rotate(settings: Settings, key_id: str, grace_s: int | None, as_json: 
 @click.argument("key_id")
 async def revoke(settings: Settings, key_id: str) -> None:
     """Revoke a key by its id (`key_...`); every worker refuses it within a second."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy.keys.keys import owner_of_key, revoke_key
 
     async with connections(settings) as (db, redis):
@@ -465,3 +490,27 @@ def fetch_models(settings: Settings, *, weights: bool) -> Settings:
     from gateway.processes.model_downloads import with_folders
 
     return with_folders(settings, weights=weights, say=click.echo)
+
+
+@tollgate.command(
+    epilog=examples(
+        'eval "$(tollgate completion bash)"',
+        "tollgate completion fish > ~/.config/fish/completions/tollgate.fish",
+    )
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print a script for SHELL that completes commands and options.
+
+    Let the shell run it (`eval`), or keep it where the shell looks for completions: bash in
+    ~/.local/share/bash-completion/completions/tollgate, zsh as _tollgate in a folder of $fpath,
+    fish in ~/.config/fish/completions/tollgate.fish.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None, "click knows the shells of the choice"
+    made = kind(context.find_root().command, {}, "tollgate", "_TOLLGATE_COMPLETE")
+    click.echo(ShellComplete.source(made))  # bash's own would start a bash, to ask its version
+
+
+add_examples(tollgate, "tollgate")

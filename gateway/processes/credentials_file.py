@@ -1,4 +1,4 @@
-"""Reads and writes HOME/credentials.json, and makes the examples that `tollgate up` prints with it.
+"""Reads and writes HOME/credentials.json, and makes the example that `tollgate up` prints with it.
 
 The keys in it were made by `processes.bootstrap` at the first start and are kept nowhere else; the
 address follows each start.
@@ -45,31 +45,17 @@ def write(path: Path, credentials: Credentials) -> None:
     sync_folder(path.parent)
 
 
-def examples(base_url: str, model: str, path: Path, api_key: str | None) -> str:
-    """Return a curl and a Python call, ready to paste.
+def curl_example(base_url: str, model: str, path: Path, api_key: str | None) -> str:
+    """Return a call, ready to paste.
 
-    With `api_key` None they read the file at `path` themselves, for an output that is kept (a log)
-    and must not hold a key.
+    With `api_key` None it reads the file at `path` itself, for an output that is kept (a log) and
+    must not hold a key.
     """
-    if api_key is None:
-        sed = r"""$(sed -n 's/.*"api_key": *"\([^"]*\)".*/\1/p' '""" + f"{path}')"
-        python_key = f'json.load(open("{path}"))["api_key"]'
-    else:
-        sed, python_key = api_key, f'"{api_key}"'
-    sdk = "# pip install openai"
+    key = api_key
+    if key is None:
+        key = r"""$(sed -n 's/.*"api_key": *"\([^"]*\)".*/\1/p' '""" + f"{path}')"
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-    imports = "import json\n\n" if api_key is None else ""
     return f"""curl {base_url}/chat/completions \\
-  -H "Authorization: Bearer {sed}" \\
+  -H "Authorization: Bearer {key}" \\
   -H "Content-Type: application/json" \\
-  -d '{body}'
-
-{imports}from openai import OpenAI  {sdk}
-
-client = OpenAI(base_url="{base_url}", api_key={python_key})
-stream = client.chat.completions.create(
-    model="{model}", messages=[{{"role": "user", "content": "Hello!"}}], stream=True
-)
-for chunk in stream:
-    print(chunk.choices[0].delta.content or "", end="", flush=True)
-"""
+  -d '{body}'"""

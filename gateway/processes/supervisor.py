@@ -20,7 +20,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from foundation.periodic import Periodic
 from gateway.home import Home, HomeLock
 from gateway.logs import last_error
 from gateway.net.listener import base_url, bind, local_address, origin
-from gateway.processes import credentials_file as credentials
 from gateway.processes.child_processes import Child, cut_log, end_leftovers, spawn, until_readable
 from gateway.processes.credentials_file import Credentials
 from gateway.processes.embedded_databases import (
@@ -45,6 +44,7 @@ from gateway.processes.embedded_databases import (
     start_redis,
 )
 from gateway.processes.restarter import Restarter
+from gateway.processes.start_view import EngineStages, ReadyCard, StartView
 from gateway.processes.watchdog import Watchdog
 from gateway.settings.child_environment import engine_environment, worker_environment
 from gateway.settings.load import Settings, own_environment, save
@@ -62,6 +62,7 @@ WORKER_SHUTDOWN_S = 20.0
 READY_TIMEOUT_S = 900.0
 """Loading a large model's weights is part of it."""
 READY_POLL_S = 0.05
+SHOW_INTERVAL_S = 0.05
 PATIENCE_S = 10.0
 """How often a start that takes long says what it waits for."""
 PROBE_TIMEOUT_S = 5.0
@@ -76,12 +77,13 @@ class StartError(Exception):
 
 
 class Supervisor:
-    """One run of `tollgate up`. `say` shows a person what happens."""
+    """One run of `tollgate up`. `view` shows a person what happens."""
 
-    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, view: StartView) -> None:
         self.settings = settings
         self.home = Home(settings.home)
-        self._say = say
+        self._view = view
+        self._say = view.say
         self._databases: list[Restarter] = []
         self._engines: list[Restarter] = []
         self._workers: list[Restarter] = []
@@ -110,6 +112,7 @@ class Supervisor:
             finally:
                 listener.close()
         finally:
+            self._view.close()
             lock.release()
 
     async def _serve_until_stopped(self, listener: socket.socket) -> None:
@@ -146,7 +149,10 @@ class Supervisor:
 
     async def _serve(self, listener: socket.socket) -> None:
         """Start everything, then keep it until cancelled."""
-        known, _ = await _together(self._start(listener), self._end_a_vain_start())
+        known, *_ = await _together(
+            self._start(listener), self._end_a_vain_start(), self._show_engines()
+        )
+        self._view.close()
         self._welcome(base_url(listener), known, await self._capacities())
         await _together(
             self._roll_when_asked(),
@@ -173,7 +179,8 @@ class Supervisor:
             )
             worker.on_exit = self._forget_metrics
             self._workers.append(worker)
-        await _together(*(worker.begin() for worker in self._workers))
+        with self._view.stage("workers"):
+            await _together(*(worker.begin() for worker in self._workers))
         await self._until_ready(*local_address(listener))
         self._started = True
         found: Credentials | None = known
@@ -195,6 +202,23 @@ class Supervisor:
                     raise StartError(f"{engine.name}: {last_error(left.log, left.log_start)}")
             await asyncio.sleep(READY_POLL_S)
 
+    async def _show_engines(self) -> None:
+        """Show what each engine does until all has started."""
+        shown = [
+            (f"model {model.name}", EngineStages(model.path))
+            for model in self.settings.models
+            if model.starts_engine and model.path is not None
+        ]
+        for name, _ in shown:
+            self._view.begin(name)
+        while not self._started:
+            for (name, stages), engine in zip(shown, self._engines, strict=False):
+                if engine.child is not None:
+                    self._view.step(name, *stages.look(engine.child.pid))
+            await asyncio.sleep(SHOW_INTERVAL_S)
+        for name, _ in shown:
+            self._view.end(name)
+
     def _watchdogs(self) -> list[Watchdog]:
         started = [model for model in self.settings.models if model.starts_engine]
         return [
@@ -211,7 +235,8 @@ class Supervisor:
             self._databases.append(Restarter("postgres", partial(start_postgres, self.home)))
         if settings.redis_url is None:
             self._databases.append(Restarter("redis", partial(start_redis, self.home)))
-        await _together(*(server.begin() for server in self._databases))
+        with self._view.stage("databases"):
+            await _together(*(server.begin() for server in self._databases))
         # SQLAlchemy and Alembic are a good part of a start: the engines load meanwhile.
         from gateway.processes import database
 
@@ -220,7 +245,8 @@ class Supervisor:
         self.settings = msgspec.structs.replace(
             settings, database_url=database_url, redis_url=redis_address
         )
-        return await database.prepare(settings, database_url, redis_address, address)
+        with self._view.stage("migrations"):
+            return await database.prepare(settings, database_url, redis_address, address)
 
     async def _start_engine(self, position: int, model: ModelConfig) -> Child:
         """Returns at once: the workers connect when it listens."""
@@ -315,15 +341,14 @@ class Supervisor:
         self._say(f"Tollgate is ready on {url} with {models}. State: {self.home.root}")
         for line in capacities:
             self._say(line)
-        if known is None:
-            self._say(
-                f"There is no {self.home.credentials}: its keys were shown to an earlier start and "
-                "stay valid. Make another with `tollgate keys create`."
-            )
-            return
-        key = known.api_key if sys.stdout.isatty() else None
-        first = self.settings.models[0].name
-        self._say("\n" + credentials.examples(url, first, self.home.credentials, key))
+        card = ReadyCard(
+            base_url=url,
+            model=self.settings.models[0],
+            known=known,
+            credentials=self.home.credentials,
+            shows_key=sys.stdout.isatty(),
+        )
+        self._say(card.text())
 
     async def _roll_when_asked(self) -> None:
         while True:

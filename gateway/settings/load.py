@@ -88,7 +88,7 @@ class Settings(PlainSettings, frozen=True, kw_only=True):
 FROM_ENVIRONMENT = {f"TOLLGATE_{name.upper()}": name for name in Scalars.__struct_fields__}
 POINTERS = {"TOLLGATE_CONFIG": "config", "TOLLGATE_MODEL": "model"}
 """A file to read, and one model, a folder or a repository, in the place of all configured ones."""
-OF_COMMANDS = ("TOLLGATE_API_KEY",)
+OF_COMMANDS = ("TOLLGATE_API_KEY", "TOLLGATE_ADMIN_KEY")
 """Variables that client commands read; they are no settings."""
 SERVICE_LINK = re.compile(
     r"TOLLGATE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
@@ -105,6 +105,18 @@ def config_path(
     return Path(str(flags.get("config") or environ.get("TOLLGATE_CONFIG") or DEFAULT_CONFIG))
 
 
+class SettingsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings, and what was read of them."""
+
+    settings: Settings
+    file: SettingsFile
+    """The file, the variables and the flags together, with every default."""
+    path: Path | None
+    """The file; None where there is none."""
+    sources: dict[str, str]
+    """The variable or the flag that gives a key, by the key, where one does."""
+
+
 def load(
     flags: Mapping[str, str | int | Path | None], environ: Mapping[str, str] = os.environ
 ) -> Settings:
@@ -113,6 +125,13 @@ def load(
 
     An empty variable counts as not set. Raises: SettingsError.
     """
+    return load_report(flags, environ).settings
+
+
+def load_report(
+    flags: Mapping[str, str | int | Path | None], environ: Mapping[str, str] = os.environ
+) -> SettingsReport:
+    """Read what `load` reads, and keep where each key comes from. Raises: SettingsError."""
     given = {name: value for name, value in flags.items() if value is not None}
     named = _read_environment(environ)
     config = given.pop("config", named.pop("config", None))
@@ -136,11 +155,18 @@ def load(
         raise SettingsError(f"{source}: {explain(error)}") from None
     only = None if model is None else alone(str(model), revision)
     try:
-        return _complete(file, only)
+        settings = _complete(file, only)
     except SettingsError as error:
         key, _, complaint = str(error).partition(": ")
         where = f"{sources[key]}: {complaint}" if key in sources else f"{source}: {error}"
         raise SettingsError(where) from None
+    if only is not None:
+        file = msgspec.structs.replace(file, model=[only])
+        sources["model"] = "--model" if flags.get("model") is not None else "TOLLGATE_MODEL"
+    path = config_path(flags, environ)
+    return SettingsReport(
+        settings=settings, file=file, path=path if path.exists() else None, sources=sources
+    )
 
 
 def save(settings: Settings, path: Path) -> None:

@@ -26,7 +26,7 @@ AS_ROOT = os.geteuid() == 0
 ORDINARY = 65_534
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
-LAST_WORDS = "flush=True)"
+LAST_WORDS = "Ctrl-C"
 """The printed example ends with this; a line of the log may follow."""
 READ_EVERYTHING = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
 """Needed if this checkout or its interpreter is under /root. It grants reading alone, not writing.
@@ -105,8 +105,6 @@ def test_make_run_as_an_ordinary_user(folder: Path) -> None:
         children = psutil.Process(process.pid).children(recursive=True)
         if AS_ROOT:
             assert {child.uids().real for child in children} == {ORDINARY}
-        python = said[said.index("import json\n") : said.index(LAST_WORDS) + len(LAST_WORDS)]
-        assert run_as(user, [str(VENV / "bin" / "python"), "-c", python], folder).strip()
         if shutil.which("curl"):
             curl = "curl -sS" + said.partition("\ncurl")[2].partition("\n\n")[0]
             assert '"finish_reason"' in run_as(user, ["/bin/sh", "-c", curl], folder)

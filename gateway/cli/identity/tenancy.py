@@ -6,21 +6,14 @@ People name both by their names; ids are for scripts and bills.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from gateway.audit.log import COMMAND_LINE
-from gateway.cli.shared.command import (
-    JSON,
-    Columns,
-    connections,
-    header_of,
-    in_columns,
-    with_options,
-    with_settings,
-)
+from gateway.cli.shared.command import JSON, connections, with_options, with_settings
+from gateway.cli.shared.tables import Column, Output, show, with_output
+from gateway.cli.shared.times import to_day
 from gateway.settings.load import Settings
 
 if TYPE_CHECKING:
@@ -29,8 +22,20 @@ if TYPE_CHECKING:
     from gateway.tenancy.orgs import Org
     from gateway.tenancy.projects import Project
 
-ORG_COLUMNS = (("ID", 36), ("CREATED", 10), ("PLAN", 10), ("NAME", 0))
-PROJECT_COLUMNS = (("ID", 37), ("CREATED", 10), ("PLAN", 10), ("ORG", 16), ("NAME", 0))
+CREATED = Column("CREATED", "created_at", "text", True, lambda row: to_day(row["created_at"]))
+ORG_COLUMNS = (
+    Column("ID", "id", "id"),
+    CREATED,
+    Column("PLAN", "plan"),
+    Column("NAME", "name"),
+)
+PROJECT_COLUMNS = (
+    Column("ID", "id", "id"),
+    CREATED,
+    Column("PLAN", "plan"),
+    Column("ORG", "org"),
+    Column("NAME", "name"),
+)
 NAME = click.option(
     "--name", required=True, help="A name for people, and for `--org` and `--project`."
 )
@@ -60,6 +65,7 @@ def orgs() -> None:
 @with_options(JSON, NAME, PLAN)
 async def create_org(settings: Settings, name: str, plan: str | None, as_json: bool) -> None:
     """Create an organization; it needs a project before it can have keys."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy import orgs as org_verbs
 
     async with connections(settings) as (db, _), db.begin() as conn:
@@ -69,14 +75,12 @@ async def create_org(settings: Settings, name: str, plan: str | None, as_json: b
 
 @orgs.command("list")
 @with_settings
-@JSON
-async def list_orgs(settings: Settings, as_json: bool) -> None:
+@with_output
+async def list_orgs(settings: Settings, output: Output) -> None:
     """List the organizations, oldest first."""
     async with connections(settings) as (db, _), db.connect() as conn:
-        show_header(ORG_COLUMNS, as_json)
-        async for org in all_orgs(conn):
-            row = (org.id, to_date(org), org.plan or "-", org.name)
-            click.echo(to_json(org) if as_json else in_columns(row, ORG_COLUMNS))
+        rows = [msgspec.structs.asdict(org) async for org in all_orgs(conn)]
+    show(rows, ORG_COLUMNS, output)
 
 
 @orgs.command("set-plan")
@@ -85,6 +89,7 @@ async def list_orgs(settings: Settings, as_json: bool) -> None:
 @click.argument("name")
 async def set_org_plan(settings: Settings, name: str, plan: str | None, no_plan: bool) -> None:
     """Set or remove the plan of an organization; every worker applies it within a second."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy import orgs as org_verbs
 
     wanted = chosen(plan, no_plan)
@@ -103,6 +108,7 @@ async def set_org_plan(settings: Settings, name: str, plan: str | None, no_plan:
 @click.argument("name")
 async def set_origins(settings: Settings, name: str, origins: tuple[str, ...]) -> None:
     """Set the web origins from which browsers may call with an organization's keys."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy import orgs as org_verbs
     from gateway.tenancy.keys.restrictions import check_origins
 
@@ -130,6 +136,7 @@ async def create_project(
     settings: Settings, name: str, org: str, plan: str | None, as_json: bool
 ) -> None:
     """Create a project of an organization."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy import orgs as org_verbs
     from gateway.tenancy import projects as project_verbs
 
@@ -143,24 +150,27 @@ async def create_project(
 
 @projects.command("list")
 @with_settings
-@with_options(JSON)
+@with_output
 @click.option("--org", help="List those of this organization. Default: of all.")
-async def list_projects(settings: Settings, org: str | None, as_json: bool) -> None:
+async def list_projects(settings: Settings, org: str | None, output: Output) -> None:
     """List the projects, oldest first, by organization."""
     from gateway.tenancy.orgs import find_org
     from gateway.tenancy.pages import read_all
     from gateway.tenancy.projects import Project, select_projects
     from gateway.tenancy.tables import projects as table
 
+    rows: list[dict[str, Any]] = []
     async with connections(settings) as (db, _), db.connect() as conn:
         if org is not None:
             await find_org(conn, name=org)
-        show_header(PROJECT_COLUMNS, as_json)
         async for owner in all_orgs(conn):
             if org in (None, owner.name):
                 listed = select_projects(owner.id)
-                async for project in read_all(conn, listed, table.c.id, Project):
-                    click.echo(to_json(project) if as_json else to_line(project, owner))
+                rows += [
+                    msgspec.structs.asdict(project) | {"org": owner.name}
+                    async for project in read_all(conn, listed, table.c.id, Project)
+                ]
+    show(rows, PROJECT_COLUMNS, output)
 
 
 @projects.command("set-plan")
@@ -171,6 +181,7 @@ async def set_project_plan(
     settings: Settings, name: str, org: str, plan: str | None, no_plan: bool
 ) -> None:
     """Set or remove the plan of a project; every worker applies it within a second."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy.projects import update_project
 
     wanted = chosen(plan, no_plan)
@@ -192,6 +203,7 @@ async def set_models(
     settings: Settings, name: str, org: str, allow: tuple[str, ...], deny: tuple[str, ...]
 ) -> None:
     """Set the models that a project may use; every worker applies it within a second."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy.keys.model_permissions import update_model_permissions
 
     if allow and deny:
@@ -235,20 +247,6 @@ def chosen(plan: str | None, no_plan: bool) -> str | None:
     if (plan is None) != no_plan:
         raise click.UsageError("give either --plan NAME or --no-plan")
     return plan
-
-
-def show_header(columns: Columns, as_json: bool) -> None:
-    if not as_json:
-        click.echo(header_of(columns))
-
-
-def to_line(project: Project, owner: Org) -> str:
-    row = (project.id, to_date(project), project.plan or "-", owner.name, project.name)
-    return in_columns(row, PROJECT_COLUMNS)
-
-
-def to_date(made: Org | Project) -> str:
-    return made.created_at.strftime("%Y-%m-%d")
 
 
 def to_json(made: Org | Project) -> str:

@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 import msgspec
 
-from gateway.audit.log import COMMAND_LINE
-from gateway.cli.identity.tenancy import OF_ORG, show_header
-from gateway.cli.shared.command import (
-    JSON,
-    connections,
-    in_columns,
-    refuse,
-    with_options,
-    with_settings,
-)
+from gateway.cli.identity.tenancy import CREATED, OF_ORG
+from gateway.cli.shared.command import JSON, connections, refuse, with_options, with_settings
+from gateway.cli.shared.tables import Column, Output, show, with_output
 from gateway.settings.load import Settings
 
-if TYPE_CHECKING:
-    from gateway.tenancy.members.users import User
-
-COLUMNS = (("ID", 37), ("CREATED", 10), ("ROLE", 10), ("EMAIL", 32), ("NAME", 0))
+COLUMNS = (
+    Column("ID", "id", "id"),
+    CREATED,
+    Column("ROLE", "role"),
+    Column("EMAIL", "email"),
+    Column("NAME", "name", gives_way=True),
+)
 MAX_INPUT = 1024
 EMAIL = click.option("--email", required=True, help="The address to sign in with.")
 
@@ -57,6 +53,7 @@ async def create(
     settings: Settings, org: str, email: str, name: str | None, role: str, as_json: bool
 ) -> None:
     """Create a user of an organization who signs in with a password."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy.members.users import create_user
     from gateway.tenancy.orgs import find_org
 
@@ -85,6 +82,7 @@ async def passwd(settings: Settings, org: str, email: str) -> None:
     Whoever is signed in as them has to sign in again, and every application that acts for them to
     ask again: its tokens are refused within a second.
     """
+    from gateway.audit.log import COMMAND_LINE
     from gateway.auth.bearer.revocations import announcing
     from gateway.auth.login.change import change_password
     from gateway.tenancy.members.users import find_user
@@ -111,22 +109,23 @@ async def passwd(settings: Settings, org: str, email: str) -> None:
 
 @users.command("list")
 @with_settings
-@with_options(JSON, OF_ORG)
-async def list_(settings: Settings, org: str, as_json: bool) -> None:
+@with_output
+@with_options(OF_ORG)
+async def list_(settings: Settings, org: str, output: Output) -> None:
     """List the users of an organization, oldest first."""
     from gateway.tenancy.members.users import list_users
     from gateway.tenancy.orgs import find_org
     from gateway.tenancy.pages import MAX_LIMIT, Cursor
 
+    rows: list[dict[str, Any]] = []
     async with connections(settings) as (db, _), db.connect() as conn:
         owner = await find_org(conn, name=org)
-        show_header(COLUMNS, as_json)
         cursor, more = Cursor(limit=MAX_LIMIT), True
         while more:
             found, more = await list_users(conn, org_id=owner.id, cursor=cursor)
-            for user in found:
-                click.echo(msgspec.json.encode(user).decode() if as_json else to_line(user))
+            rows += map(msgspec.structs.asdict, found)
             cursor = Cursor(limit=MAX_LIMIT, after=found[-1].id if found else None)
+    show(rows, COLUMNS, output)
 
 
 def read_password(email: str) -> str:
@@ -157,8 +156,3 @@ async def hash_password(password: str) -> str:
         return await passwords.hash(password)
     finally:
         passwords.close()
-
-
-def to_line(user: User) -> str:
-    row = (user.id, user.created_at.strftime("%Y-%m-%d"), user.role, user.email, user.name)
-    return in_columns(row, COLUMNS)

@@ -42,7 +42,7 @@ def key(file: Path) -> None:
     """Make a key pair: the secret half in FILE, the recipient on standard output.
 
     Keep FILE away from this machine: whoever has it can read every backup, and without it nobody
-    can. Example: `tollgate backup key /media/safe/backup.key`
+    can.
     """
     from gateway.backup.archive import make_identity
 
@@ -81,8 +81,7 @@ def create(
     It holds Postgres, the spools, the secret, the first keys, price books and the settings' file,
     as they were at one moment, sealed to the recipients. It lacks what stands in the environment,
     and files of tenants that are in an S3 store. A backup that was cut short is begun again and
-    writes only what the archive does not have; so does the next one. Example: `tollgate backup
-    create /backups --to age1...`
+    writes only what the archive does not have; so does the next one.
     """
     from gateway.backup.archive import Archive, NewBackup
     from gateway.backup.creation import create as create_backup
@@ -120,8 +119,7 @@ def verify(archive: Path, identity_file: Path | None, name: str | None, as_json:
     """Check that a backup in ARCHIVE is whole; exits with 1 if it is not.
 
     Without --identity: all its files are there and are what was written. With it, all of it is
-    decrypted, compared with what was backed up, and its rows are counted. Example: `tollgate backup
-    verify /backups --identity backup.key`
+    decrypted, compared with what was backed up, and its rows are counted.
     """
     from gateway.backup import verification
     from gateway.backup.archive import Archive, read_identities
@@ -162,8 +160,7 @@ def restore(
 
     Where the settings name a Postgres, its database has to be empty, too. After a kill run it
     again: it goes on. What lay outside of the home comes to HOME/restored. Then `tollgate up`
-    starts the installation as it was; stop the old one first, if it lives. Example: `tollgate
-    backup restore /backups --identity backup.key --home /srv/tollgate`
+    starts the installation as it was; stop the old one first, if it lives.
     """
     from gateway.backup.archive import Archive, read_identities
     from gateway.backup.restoration import Restoration
@@ -201,10 +198,7 @@ def restore(
 )
 @ARCHIVE
 def prune(archive: Path, keep: int) -> None:
-    """Remove all but the newest backups from ARCHIVE, and what only those that go need.
-
-    Example: `tollgate backup prune /backups --keep 30`
-    """
+    """Remove all but the newest backups from ARCHIVE, and what only those that go need."""
     from gateway.backup.archive import Archive
 
     async def work() -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from gateway.audit.log import COMMAND_LINE
 from gateway.cli.identity.tenancy import project_named
 from gateway.cli.mcp.launch import accept_launch
 from gateway.cli.shared.command import (
@@ -176,6 +175,8 @@ def approve(
     config = server_of(settings, name)
 
     async def work() -> None:
+        from gateway.audit.log import COMMAND_LINE
+
         async with connections(settings) as (db, redis):
             org_id = await org_of(db, org, project)
             if revoke:
@@ -213,6 +214,7 @@ def approve(
 async def rules(settings: Settings, file: Path | None, org: str, project: str) -> None:
     """Show the organization's rules for calls, or replace all of them by those of a JSON file: a
     list, or what is shown (docs/mcp.md)."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.mcp.admin.rule_warnings import warnings_of
     from gateway.mcp.known import announce
     from gateway.mcp.rules import read_rules, replace_rules
@@ -273,6 +275,7 @@ async def calls(
     show: str | None,
 ) -> None:
     """List the calls that wait for a person's approval, show one, allow or deny it."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.mcp.approvals import list_approvals
     from gateway.mcp.service.wiring import open_approvals
     from mcp_bridge.text_safety.hidden_text import visible
@@ -328,6 +331,7 @@ async def arguments_of(settings: Settings, db: AsyncEngine, org_id: str, approva
 )
 async def taints(settings: Settings, org: str, project: str, client: str | None) -> None:
     """List callers whose calls need approval after a tainting answer; --lift ends that."""
+    from gateway.audit.log import COMMAND_LINE
     from gateway.mcp.calls import lift, lifting, taints_of
 
     async with connections(settings) as (db, redis):

@@ -10,7 +10,6 @@ import click
 import msgspec
 from click.exceptions import Exit
 
-from gateway.audit.log import COMMAND_LINE
 from gateway.cli.money.prices import book_of
 from gateway.cli.shared.command import JSON, connections, with_options, with_settings
 from gateway.home import Home
@@ -64,6 +63,8 @@ async def rerate(
     from gateway.tenancy.orgs import find_org
 
     async def note(conn: AsyncConnection, begun: Rerating) -> None:
+        from gateway.audit.log import COMMAND_LINE
+
         await record(
             conn,
             org_id=begun.span.org_id,
@@ -103,6 +104,8 @@ async def finalize(settings: Settings, org: str, invoice_id: str) -> None:
     from gateway.tenancy.orgs import find_org
 
     async def on_final(conn: AsyncConnection, final: Invoice) -> None:
+        from gateway.audit.log import COMMAND_LINE
+
         await record(
             conn,
             org_id=final.org_id,

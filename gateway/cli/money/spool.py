@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from gateway.audit.log import COMMAND_LINE
 from gateway.cli.shared.command import JSON, connections, refuse, with_options, with_settings
 from gateway.home import Home
 from gateway.settings.load import Settings
@@ -116,7 +115,7 @@ async def book_once(
     from billing.events import UsageEvent
     from billing.ingestion.quarantined import book
     from billing.ingestion.shipper import is_refusal
-    from gateway.audit.log import record, record_for_both
+    from gateway.audit.log import COMMAND_LINE, record, record_for_both
     from gateway.audit.tables import entries
     from gateway.tenancy.orgs import find_operator
     from gateway.tenancy.tables import orgs

@@ -1,83 +1,129 @@
-"""`tollgate status`: how a running installation is, asked over HTTP as any operator would."""
+"""`tollgate status` and `tollgate models list`: how an installation and its models are, asked over
+HTTP as any operator would."""
 
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 from typing import Any
 
 import click
-import msgspec
 
-from gateway.cli.shared.command import JSON, header_of, in_columns, refuse, with_settings
-from gateway.home import Home
-from gateway.processes.credentials_file import read
+from gateway.cli.shared.tables import Column, Output, show, with_output
+from gateway.cli.shared.target import (
+    ROWS,
+    Gateway,
+    GatewayError,
+    GatewayTarget,
+    examples,
+    open_gateway,
+    unreachable,
+    with_gateway,
+    with_target,
+)
+from gateway.cli.shared.times import to_minute
 from gateway.settings.load import Settings
 
-TIMEOUT_S = 10.0
-COLUMNS = (("KIND", 8), ("NAME", 24), ("STATE", 12), ("SINCE", 16), ("DETAIL", 0))
 EXIT_UNREADY = 1
+COLUMNS = (
+    Column("KIND", "kind"),
+    Column("NAME", "name"),
+    Column("STATE", "state"),
+    Column("SINCE", "since", gives_way=True, show=lambda row: to_minute(row.get("since"))),
+    Column("DETAIL", "detail", show=lambda row: detail_of(row)),
+)
 
 
-@click.command()
-@with_settings
-@JSON
-async def status(settings: Settings, as_json: bool) -> None:
+MODEL_COLUMNS = (
+    Column("MODEL", "model"),
+    Column("KIND", "kind"),
+    Column("STATE", "state"),
+    Column("RUNNING", "num_running", "number"),
+    Column("WAITING", "num_waiting", "number"),
+    Column("REPLICA", "name", gives_way=True),
+    Column("SINCE", "since", gives_way=True, show=lambda row: to_minute(row["since"])),
+    Column("LAST ERROR", "last_error", gives_way=True),
+)
+
+
+@click.command(epilog=examples("tollgate status", "tollgate status --url http://127.0.0.1:8000"))
+@with_target
+@with_output
+async def status(_settings: Settings, target: GatewayTarget, output: Output) -> None:
     """Show the health of what requests depend on: spool, databases, engines and upstreams.
 
-    With the admin key of credentials.json, what went wrong is shown too. Exit code: 0 ready or
-    degraded, 1 not ready or not reachable.
+    With an admin key, what went wrong is shown too. Exit code: 0 ready or degraded, 1 not ready or
+    not reachable.
     """
-    known = read(Home(settings.home).credentials)
-    if known is None:
-        found = await ask(f"http://{settings.host}:{settings.port}", None)
+    found = await ask(target)
+    if output.form == "json":
+        show([found], (), output)
     else:
-        found = await ask(known.base_url.removesuffix("/v1"), known.admin_key)
-    if as_json:
-        click.echo(msgspec.json.encode(found).decode())
-    else:
-        show(found)
+        parts = found.get("components", found.get("degraded", []))
+        if output.form == "table":
+            missing = f": it lacks {', '.join(found['missing'])}" if found["missing"] else ""
+            click.echo(f"{found['status']}{missing}")
+        if parts or output.form == "csv":
+            show(parts, COLUMNS, output)
     if found["status"] == "unready":
         sys.exit(EXIT_UNREADY)
 
 
-async def ask(base: str, admin_key: str | None) -> dict[str, Any]:
-    """Return what the gateway says: all of it to an operator, else what it tells everybody."""
+async def ask(target: GatewayTarget) -> dict[str, Any]:
+    """Return what the gateway says: all of it to an operator, else what it tells everybody.
+
+    Raises: GatewayError.
+    """
     import httpx  # not for `--help`
 
-    async with httpx.AsyncClient(base_url=base, timeout=TIMEOUT_S, trust_env=False) as http:
+    async with open_gateway(target) as gateway:
+        if target.key is not None:
+            try:
+                return await gateway.get("/v1/admin/health")
+            except GatewayError as error:
+                if error.is_unreachable:
+                    raise
         try:
-            if admin_key is not None:
-                headers = {"authorization": f"Bearer {admin_key}"}
-                answer = await http.get("/v1/admin/health", headers=headers)
-                if answer.status_code == httpx.codes.OK:
-                    return dict(answer.json())
-            answer = await http.get("/health/ready")
-            return dict(answer.json())
+            async with httpx.AsyncClient(base_url=target.base, trust_env=False) as http:
+                return dict((await http.get("/health/ready")).json())
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            refuse(f"no gateway answers at {base}: {type(error).__name__}", status=1)
+            raise unreachable(target, error) from None
 
 
-def show(found: dict[str, Any]) -> None:
-    missing = f": it lacks {', '.join(found['missing'])}" if found["missing"] else ""
-    click.echo(f"{found['status']}{missing}")
-    parts = found.get("components", found.get("degraded", []))
-    if parts:
-        click.echo(header_of(COLUMNS))
-    for part in parts:
-        said = [part.get("detail"), last_error(part)]
-        since = moment(part.get("since"))
-        columns = (part["kind"], part["name"], part["state"], since)
-        click.echo(in_columns((*columns, "; ".join(filter(None, said)) or "-"), COLUMNS))
+def detail_of(row: Any) -> str:
+    said = [row.get("detail"), last_error(row)]
+    return "; ".join(filter(None, said)) or "-"
 
 
-def last_error(part: dict[str, Any]) -> str | None:
+def last_error(part: Any) -> str | None:
     if part.get("last_error") is None:
         return None
-    return f"last error: {part['last_error']} ({moment(part.get('last_error_at'))})"
+    return f"last error: {part['last_error']} ({to_minute(part.get('last_error_at'))})"
 
 
-def moment(seconds: int | None) -> str:
-    if seconds is None:
-        return "-"
-    return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%d %H:%M")
+@click.group(epilog=examples("tollgate models list", "tollgate models list --json"))
+def models() -> None:
+    """Show the models that are served."""
+
+
+@models.command("list", epilog=examples("tollgate models list", "tollgate models list --wide"))
+@with_gateway
+@with_output
+@ROWS
+async def list_(gateway: Gateway, rows: int, output: Output) -> None:
+    """List the models that are served, with a row for each replica.
+
+    What runs and waits is of the worker that answers.
+    """
+    found = await gateway.rows("/v1/admin/models", rows)
+    if output.form == "json":
+        show(found, MODEL_COLUMNS, output)
+    else:
+        show(replicas_of(found), MODEL_COLUMNS, output, empty="No model is served.")
+
+
+def replicas_of(models: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {**replica, "model": model["id"], "kind": model["kind"]}
+        for model in models
+        for replica in model["replicas"]
+    ]

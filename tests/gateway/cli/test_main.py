@@ -18,7 +18,7 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli.main import COLUMNS, tollgate
+from gateway.cli.main import KEY_COLUMNS, tollgate
 from gateway.home import Home, HomeLock
 from gateway.settings.file import SettingsError
 from tests.scratch import make_scratch
@@ -279,7 +279,7 @@ def test_first_keys_and_their_life(environ: dict[str, str], folder: Path) -> Non
         assert listed.exit_code == 0, listed.output
         assert KEY.search(listed.output) is None, "a whole key is listed"
         header, *lines = listed.output.splitlines()
-        assert header.split() == [name for name, _ in COLUMNS]
+        assert header.split() == [each.title for each in KEY_COLUMNS]
         (line,) = (line for line in lines if line.startswith(key_id))
         assert {each.index(" active") for each in lines if " active" in each} <= {
             header.index(" STATE")
@@ -394,4 +394,7 @@ def test_keys_without_any_server_running(folder: Path) -> None:
 def test_the_status_of_nothing_is_one_line(folder: Path) -> None:
     done = invoke({"TOLLGATE_HOME": str(folder), "TOLLGATE_PORT": "1"}, "status")
     assert done.exit_code == 1 and done.stdout == ""
-    assert done.stderr == "tollgate: no gateway answers at http://127.0.0.1:1: ConnectError\n"
+    assert done.stderr == (
+        "tollgate: no gateway answers at http://127.0.0.1:1: ConnectError (address of the "
+        "settings: nothing was started here; --url, --port or --home names another)\n"
+    )

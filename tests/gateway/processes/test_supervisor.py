@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -328,21 +329,68 @@ def test_a_port_in_use_is_one_line_and_starts_nothing(up: Up) -> None:
 
 
 @pytest.mark.slow
-def test_the_printed_examples_can_be_pasted(fresh: Up) -> None:
-    """With penny, as a newcomer starts it; and what its cache holds is said."""
+def test_a_start_shows_its_stages_and_a_card_to_go_on_with(fresh: Up) -> None:
+    """With penny, as a newcomer starts it; the printed call can be pasted."""
     up = fresh
     up.config.write_text("[engine]\nnum_blocks = 700\n")
     up.start()
-    first, curl, python = up.said().split("\n\n", 2)
-    assert "penny: 700 KV blocks of 16 tokens, context of " in first
-    assert curl.startswith("curl ") and python.startswith("import json\n")
-    for command in (["/bin/sh", "-c", curl], [sys.executable, "-c", python]):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
-        answer = done.stdout
-        if command[0] == "/bin/sh":
-            answer = json.loads(answer)["choices"][0]["message"]["content"]
-        assert len(answer.split()) >= 2, answer
+    until(lambda: "Ctrl-C" in up.said())
+    stages, card, curl, after = up.said().split("\n\n")
+    begun = [line.removeprefix("Starting: ") for line in stages.splitlines() if "Starting" in line]
+    assert {"databases", "migrations", "workers", "model penny"} <= set(begun)
+    done = [line.split(",")[0] for line in stages.splitlines() if line.startswith("Ready: ")]
+    assert set(done) == {
+        "Ready: databases",
+        "Ready: migrations",
+        "Ready: workers",
+        "Ready: model penny",
+    }
+    assert "penny: 700 KV blocks of 16 tokens, context of " in stages
+    assert card.splitlines()[0] == f"API base  {up.url()}"
+    assert f"Keys      {up.home}/credentials.json (" in card
+    assert "Model     penny: 5 M parameters, shows the road, knows little; " in card
+    called = subprocess.run(
+        ["/bin/sh", "-c", curl], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert called.returncode == 0, called.stderr
+    answer = json.loads(called.stdout)["choices"][0]["message"]["content"]
+    assert len(answer.split()) >= 2, answer
+    assert after.startswith("Next      `tollgate status`")
+    assert after.splitlines()[-1] == "Stop      Ctrl-C"
+
+
+@pytest.mark.slow
+def test_on_a_terminal_stages_are_drawn(up: Up) -> None:
+    """A key may stand on a terminal, which keeps nothing."""
+    up.config.write_text("[engine]\nnum_blocks = 700\n")
+    parent, child = os.openpty()
+    command = [sys.executable, "-m", "gateway", "up", "--port", "0", "--home", str(up.home)]
+    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
+    up.process = subprocess.Popen(
+        [*command, "--config", str(up.config)],
+        cwd=ROOT,
+        env=environ,
+        stdout=child,
+        stderr=child,
+        start_new_session=True,
+    )
+    os.close(child)
+    said = b""
+    try:
+        while b"Ctrl-C" not in said:
+            readable, _, _ = select.select([parent], [], [], START_TIMEOUT_S)
+            assert readable, said
+            said += os.read(parent, 65536)
+        for stage in (b"databases", b"migrations", b"workers", b"model penny"):
+            assert stage in said
+        assert "✓".encode() in said and b"\x1b[" in said
+        assert json.loads((up.home / "credentials.json").read_text())["api_key"].encode() in said
+        up.process.send_signal(signal.SIGINT)
+        while b"Stopping." not in said:
+            said += os.read(parent, 65536)
+        assert up.process.wait(STOP_TIMEOUT_S) == 0
+    finally:
+        os.close(parent)
 
 
 @pytest.mark.parametrize(("address", "host"), [("::1", "[::1]"), ("127.0.0.1", "127.0.0.1")])

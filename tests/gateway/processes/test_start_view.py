@@ -1,0 +1,111 @@
+"""A start shows its stages, and sees from outside what an engine does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.processes.credentials_file import Credentials
+from gateway.processes.start_view import EngineStages, ReadyCard, StartView, about_model
+from gateway.settings.load import load
+from gateway.settings.models import ModelConfig, ReplicaConfig
+
+KNOWN = Credentials(base_url="http://127.0.0.1:8000/v1", api_key="sk-api", admin_key="sk-admin")
+FAR = ModelConfig(name="far", replicas=(ReplicaConfig(upstream="http://x/v1", upstream_model="m"),))
+
+
+def test_in_a_log_each_stage_has_a_line_at_its_begin_and_end() -> None:
+    said: list[str] = []
+    view = StartView(said.append)
+    with view.stage("databases"):
+        view.say("between")
+    view.begin("model penny")
+    for done in (0, 10, 20):
+        view.step("model penny", "reads its weights", done, 2_000_000)
+    view.step("model penny", "warms up")
+    view.step("nobody", "warms up")
+    view.end("model penny")
+    view.end("model penny")
+    assert [line.partition(", after")[0] for line in said] == [
+        "Starting: databases",
+        "between",
+        "Ready: databases",
+        "Starting: model penny",
+        "Starting: model penny reads its weights, 2 MB",
+        "Starting: model penny warms up",
+        "Ready: model penny",
+    ]
+
+
+def test_a_stage_that_fails_is_not_called_ready() -> None:
+    said: list[str] = []
+    view = StartView(said.append)
+    with pytest.raises(OSError, match="no"), view.stage("databases"):
+        raise OSError("no")
+    view.close()
+    assert said == ["Starting: databases"]
+
+
+def engine(proc: Path, pid: int, read: int, *files: Path) -> None:
+    """Write what /proc says of a process."""
+    folder = proc / str(pid)
+    (folder / "fd").mkdir(parents=True, exist_ok=True)
+    (folder / "io").write_text(f"rchar: {read}\nwchar: 1\n")
+    for each in (folder / "fd").iterdir():
+        each.unlink()
+    for number, file in enumerate(files):
+        (folder / "fd" / str(number)).symlink_to(file)
+
+
+def test_an_engine_is_followed_from_outside(tmp_path: Path) -> None:
+    proc, model = tmp_path / "proc", tmp_path / "model"
+    model.mkdir()
+    weights = model / "model.safetensors"
+    weights.write_bytes(bytes(1000))
+    stages = EngineStages(model, proc)
+    assert stages.look(7) == ("starts", 0, 0), "it is gone"
+    engine(proc, 7, 500, tmp_path / "torch.so")
+    assert stages.look(7) == ("starts", 0, 0)
+    engine(proc, 7, 600, weights)
+    assert stages.look(7) == ("reads its weights", 0, 1000)
+    engine(proc, 7, 1000, weights)
+    assert stages.look(7) == ("reads its weights", 400, 1000)
+    engine(proc, 7, 9000, weights)
+    assert stages.look(7) == ("reads its weights", 1000, 1000)
+    engine(proc, 7, 9000)
+    assert stages.look(7) == ("warms up", 0, 0)
+    engine(proc, 8, 10)
+    assert stages.look(8) == ("starts", 0, 0), "another process begins anew"
+
+
+def card(**changes: object) -> str:
+    fields = {
+        "base_url": "http://127.0.0.1:8000/v1",
+        "model": load({}, {}).models[0],
+        "known": KNOWN,
+        "credentials": Path("/h/credentials.json"),
+        "shows_key": False,
+    }
+    return ReadyCard(**fields | changes).text()  # type: ignore[arg-type]
+
+
+def test_the_card_has_the_key_on_a_terminal_alone() -> None:
+    assert "sk-" not in card()
+    assert "Bearer sk-api" in card(shows_key=True) and "sk-admin" not in card(shows_key=True)
+
+
+def test_a_card_without_keys_says_how_to_make_one() -> None:
+    text = card(known=None)
+    assert "There is no /h/credentials.json" in text and "tollgate keys create" in text
+    assert "curl" not in text
+
+
+def test_what_a_model_is_comes_from_its_folder(tmp_path: Path) -> None:
+    assert about_model(FAR) == "of an upstream"
+    model = ModelConfig(name="m", path=tmp_path)
+    assert about_model(model) == str(tmp_path)
+    (tmp_path / "about.md").write_text("two\nlines " + "x" * 1000)
+    assert about_model(model).startswith("two lines xxx") and len(about_model(model)) <= 300
+    (tmp_path / "about.md").write_text("\x1b[2J")
+    assert about_model(model) == str(tmp_path)
