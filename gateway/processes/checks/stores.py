@@ -19,8 +19,6 @@ from gateway.processes.reachability import check_databases
 from gateway.settings.file import SettingsError
 from gateway.settings.load import Settings
 
-OLDEST_POSTGRES, NEWEST_POSTGRES = 16, 18
-"""The majors that are supported; the oldest and the newest are tested."""
 OLDEST_REDIS = 7
 MAX_CLOCK_DIFFERENCE_S = 2.0
 """Beyond it, what expires or is billed by the hour does so at the wrong time."""
@@ -79,15 +77,33 @@ async def look_at_postgres(url: str) -> Diagnosis:
                 await conn.scalar(sa.text("SELECT extract(epoch FROM clock_timestamp())"))
             )
             ours = (before + time.time()) / 2
-            there = await conn.scalar(sa.text("SELECT to_regclass('alembic_version') IS NOT NULL"))
-            statement = sa.text("SELECT version_num FROM alembic_version")
-            revision = await conn.scalar(statement) if there else None
+            revision = await only_value(conn, "alembic_version", "version_num")
+            serves = await only_value(conn, "schema_support", "oldest_revision")
     except (SQLAlchemyError, OSError, TypeError, ValueError) as error:
         reason = getattr(error, "orig", None) or error
         return Diagnosis("postgres", "fails", f"{reason}"[:200], "see its log")
     finally:
         await engine.dispose()
-    return judge_postgres(number, theirs - ours, revision, newest_revision())
+    schema = SchemaState(revision=revision, serves=serves, newest=newest_revision())
+    return judge_postgres(number, theirs - ours, schema)
+
+
+async def only_value(connection: Any, table: str, column: str) -> str | None:
+    """Return what a table of one row holds, None where there is no such table."""
+    import sqlalchemy as sa
+
+    if await connection.scalar(sa.text("SELECT to_regclass(:name)"), {"name": table}) is None:
+        return None
+    found: str | None = await connection.scalar(sa.text(f"SELECT {column} FROM {table}"))
+    return found
+
+
+class SchemaState(msgspec.Struct, frozen=True, kw_only=True):
+    """Revisions: that of a database, the oldest one whose release it serves, and ours."""
+
+    revision: str | None
+    serves: str | None
+    newest: str
 
 
 def newest_revision() -> str:
@@ -96,32 +112,34 @@ def newest_revision() -> str:
     return max(path.name.partition("_")[0] for path in versions.glob("[0-9]*_*.py"))
 
 
-def judge_postgres(
-    number: int, difference_s: float, revision: str | None, newest: str
-) -> Diagnosis:
+def judge_postgres(number: int, difference_s: float, schema: SchemaState) -> Diagnosis:
     """Judge what a server says. `number`: its server_version_num; `difference_s`: how far its clock
     is ahead of ours."""
+    from migrations.runner import POSTGRES_MAJORS
+
+    oldest, newest = POSTGRES_MAJORS
     major = number // 10_000
     found = f"version {major}.{number % 10_000}"
-    supported = f"{OLDEST_POSTGRES} to {NEWEST_POSTGRES}"
-    if major < OLDEST_POSTGRES:
-        return Diagnosis("postgres", "fails", found, f"use Postgres {supported}")
+    if major < oldest:
+        return Diagnosis("postgres", "fails", found, f"use Postgres {oldest} to {newest}")
     if (clock := judge_clock("postgres", found, difference_s)) is not None:
         return clock
-    if revision is None:
+    if schema.revision is None:
         return Diagnosis(
             "postgres", "warning", f"{found}, without tables", "run `tollgate migrate`"
         )
-    found += f", schema {revision}"
-    if revision > newest:
-        advice = "run the release that made it, or a newer one"
-        return Diagnosis(
-            "postgres", "fails", f"{found}, newer than this program's {newest}", advice
-        )
-    if revision != newest:
-        return Diagnosis("postgres", "warning", f"{found} of {newest}", "run `tollgate migrate`")
-    if major > NEWEST_POSTGRES:
-        return Diagnosis("postgres", "warning", found, f"tested with Postgres {supported}")
+    found += f", schema {schema.revision}"
+    if schema.revision > schema.newest:
+        found += f", newer than this program's {schema.newest}"
+        if schema.serves is None or schema.serves > schema.newest:
+            advice = "run the release that made it, or a newer one"
+            return Diagnosis("postgres", "fails", found, advice)
+        found += ", and serves it"
+    elif schema.revision != schema.newest:
+        found += f" of {schema.newest}"
+        return Diagnosis("postgres", "warning", found, "run `tollgate migrate`")
+    if major > newest:
+        return Diagnosis("postgres", "warning", found, f"tested with Postgres {oldest} to {newest}")
     return Diagnosis("postgres", "ok", found)
 
 

@@ -16,7 +16,12 @@ from gateway.home import Home
 from gateway.processes.checks import machine
 from gateway.processes.checks.diagnosis import GIB, Diagnosis
 from gateway.processes.checks.installation import check_upstreams, diagnose
-from gateway.processes.checks.stores import judge_postgres, judge_redis, newest_revision
+from gateway.processes.checks.stores import (
+    SchemaState,
+    judge_postgres,
+    judge_redis,
+    newest_revision,
+)
 from gateway.settings.file import SettingsError
 from gateway.settings.load import Settings, load
 from tests.gateway.cli.shared.fake_gateway import serving
@@ -43,6 +48,7 @@ def settings_of(folder: Path, config: str = "", **flags: int) -> Settings:
         (190_000, 0.0, NEWEST, "warning", "tested with Postgres 16 to 18"),
         (180_004, 0.0, None, "warning", "run `tollgate migrate`"),
         (180_004, 0.0, "0001", "warning", "run `tollgate migrate`"),
+        (180_004, 0.0, "9998", "ok", "newer than this program's"),
         (180_004, 0.0, "9999", "fails", "newer than this program's"),
         (180_004, 60.0, NEWEST, "warning", "60.0 s ahead of this machine's"),
         (180_004, -60.0, NEWEST, "warning", "60.0 s behind this machine's"),
@@ -51,7 +57,9 @@ def settings_of(folder: Path, config: str = "", **flags: int) -> Settings:
 def test_what_postgres_says_is_judged(
     number: int, difference_s: float, revision: str | None, state: str, words: str
 ) -> None:
-    judged = judge_postgres(number, difference_s, revision, NEWEST)
+    serves = {"9998": NEWEST, "9999": "9998"}.get(revision or "")
+    schema = SchemaState(revision=revision, serves=serves, newest=NEWEST)
+    judged = judge_postgres(number, difference_s, schema)
     assert judged.state == state
     assert words in f"{judged.found} {judged.advice}"
 
