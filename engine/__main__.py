@@ -29,6 +29,7 @@ from engine.transport.frames import parse_address
 from engine.transport.server import EngineServer
 from engine.transport.startup import Startup
 from engine.transport.usage_record import UsageRecord
+from foundation import logs
 
 if TYPE_CHECKING:  # it imports torch, which a typo need not wait for
     from engine.core.engine_core import EngineCore
@@ -42,10 +43,9 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=arguments.log_level.upper(),
-        format="%(asctime)s %(levelname)-8s %(name)s: %(message)s",
+    name = arguments.served_name or arguments.model
+    logs.configure(
+        arguments.log_level, json_lines=arguments.log_format == "json", process=f"engine {name}"
     )
     try:
         parse_address(arguments.listen)  # a typo is told before the weights are loaded
@@ -233,6 +233,12 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
         choices=("debug", "info", "warning", "error"),
         default="info",
         help="what goes to stderr",
+    )
+    add(
+        "--log-format",
+        choices=("human", "json"),
+        default="human",
+        help="lines for a person, or one JSON object a line as the gateway writes",
     )
 
 

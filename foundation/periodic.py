@@ -7,6 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 
+from foundation.logs import outside_requests
 from foundation.tasks import LogAndContinue, end_tasks
 
 
@@ -44,7 +45,9 @@ class Periodic:
         return self._task is not None and not self._task.done()
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self.run(), name=self._name)
+        """Start the task. Some are started by a request that comes by and are none of its work."""
+        context = outside_requests()
+        self._task = asyncio.create_task(self.run(), name=self._name, context=context)
 
     async def close(self) -> None:
         """End the task, in the middle of a round if need be."""

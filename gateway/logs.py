@@ -1,17 +1,14 @@
-"""How a gateway process logs: JSON lines to stderr for machines, or short lines for a person.
-
-A record is what was said plus its exception; nothing here looks into requests, so no prompt and no
-key can slip in.
-"""
+"""Configures how a gateway process logs, and finds in a log why its writer left."""
 
 from __future__ import annotations
 
 import logging
-import sys
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
+
+from foundation import logs
 
 MAX_TAIL_BYTES = 64 * 1024
 GROUP_BORDER = " |+-"
@@ -20,33 +17,12 @@ CLOSING_REMARKS = ("Application startup failed. Exiting.",)
 """Lines that uvicorn logs after the error itself; they add nothing."""
 
 
-class JsonFormatter(logging.Formatter):
-    """One object a line: time (UTC), level, logger, message, process, and the exception if any."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            "pid": record.process,
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line).decode()
-
-
-def configure(level: str, *, json_lines: bool) -> None:
+def configure(level: str, *, json_lines: bool, process: str) -> None:
     """Configure logging once per process, before anything logs.
 
-    `level`: debug, info, warning or error.
+    `level`: debug, info, warning or error. `process`: its name in every line.
     """
-    handler = logging.StreamHandler(sys.stderr)
-    if json_lines:
-        handler.setFormatter(JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logs.configure(level, json_lines=json_lines, process=process)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     if not json_lines:
         # The supervisor says which models are ready, and then an example that ends the output:
@@ -72,9 +48,11 @@ def last_error(path: Path, start: int) -> str:
 def _said(line: str) -> str:
     """The text of a JSON line of level error, nothing of a lower one; a plain line as it is."""
     try:
-        record = msgspec.json.decode(line, type=dict[str, str | int])
+        record = msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError:
         return line
+    if record and "level" not in record:
+        return line  # of something else
     if record.get("level") not in ("error", "critical"):
         return ""
     return str(record.get("exception") or record.get("message", ""))

@@ -414,7 +414,7 @@ def engine_command(model: ModelConfig, home: Home, log_level: str) -> list[str]:
         *(sys.executable, "-m", "engine", "--model", str(model.path)),
         *("--served-name", model.name, "--listen", model.engine),
         *("--usage-record", str(home.usage_record(model.name))),
-        *("--log-level", log_level),
+        *("--log-level", log_level, "--log-format", "json"),
         *model.engine_options.to_flags(),
         *(f"--adapter={adapter.name}={adapter.path}" for adapter in model.adapters),
     ]

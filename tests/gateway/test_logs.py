@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from foundation.logs import JsonFormatter
 from gateway import logs
-from gateway.logs import JsonFormatter, last_error
+from gateway.logs import last_error
 
 
 def record(message: str, error: Exception | None = None) -> str:
@@ -40,6 +41,7 @@ def test_a_record_is_one_line_of_json() -> None:
         ),
         ([record("bad", ExceptionGroup("two", [ValueError("one")]))], "ValueError: one"),
         ([record("why"), record(logs.CLOSING_REMARKS[0])], "why"),
+        ([record("why"), '{"level": "info", "cost": null, "tokens": {"output": 1}}'], "why"),
         (['{"not": ["a", "record"]}'], '{"not": ["a", "record"]}'),
     ],
 )
@@ -67,7 +69,7 @@ def test_a_huge_log_is_read_from_its_end(tmp_path: Path) -> None:
 SAYS_BOTH = """
 import logging, sys
 from gateway import logs
-logs.configure("info", json_lines=sys.argv[1] == "json")
+logs.configure("info", json_lines=sys.argv[1] == "json", process="worker-0")
 logging.getLogger("engine.transport.client").info("connected to an engine")
 logging.getLogger("engine.transport.client").warning("lost an engine")
 """

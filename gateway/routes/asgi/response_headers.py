@@ -1,9 +1,8 @@
 """Adds the headers of every response, whoever made it: `x-request-id`, which Anthropic's clients
 read as `request-id`, `openai-version` and `openai-processing-ms`.
 
-The outermost ASGI layer: it names the request, and times it until the first byte of the answer. The
-id is the server's own; a client's `X-Client-Request-Id` goes to the log beside it, never instead of
-it.
+An outer ASGI layer: it names the request, for the log too, and times it until the first byte of
+the answer. The id is the server's own, whatever a client's `X-Client-Request-Id` says.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import time
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
+from foundation.logs import LOG_CONTEXT, LogContext
 from gateway.ids import uuid7_hex
 from gateway.routes.shared.request_state import REQUEST_ID
 
@@ -39,6 +39,7 @@ class ResponseHeaders:
             return
         request_id = f"req_{uuid7_hex()}"
         scope.setdefault("state", {})[REQUEST_ID] = request_id
+        LOG_CONTEXT.set(LogContext(request_id, scope["headers"]))  # for this task and what it makes
         received_at = time.perf_counter()
 
         async def send_named(message: Message) -> None:

@@ -20,11 +20,11 @@ from litestar import Litestar
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from foundation.logs import JsonFormatter
 from gateway.audit.log import COMMAND_LINE, Actor
 from gateway.auth.oauth.clients.metadata import from_document
 from gateway.auth.oauth.clients.store import create_client, rotate_secret
 from gateway.db import tenant
-from gateway.logs import JsonFormatter
 from gateway.secret import Secret
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
 from gateway.tenancy.member_tables import users

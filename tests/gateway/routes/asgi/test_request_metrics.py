@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import httpx
 import pytest
 from litestar import Litestar
 
+from foundation.logs import JsonFormatter
 from gateway.app.create import create_app
 from gateway.fleet.router import Fleet
 from gateway.lanes import LaneDeadlines
@@ -18,6 +20,8 @@ from gateway.settings.load import load
 from gateway.telemetry import Telemetry
 
 CHAT = "/v1/chat/completions"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+TRACEPARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
 BEARER = {"authorization": "Bearer sk-tg-x"}
 
 
@@ -80,3 +84,22 @@ async def test_what_is_refused_is_counted_too(
         if sample.name == "tollgate_requests_total"
     ]
     assert counted == (labels, 1)
+
+
+async def test_a_traceback_is_found_by_the_id_of_its_answer(
+    app: Litestar, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def break_down(bearer: str) -> Principal:
+        raise RuntimeError("provoked")
+
+    app.state.services.authenticator = SimpleNamespace(authenticate=break_down)
+    caplog.handler.setFormatter(JsonFormatter("worker-0"))
+    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        answer = await client.post(CHAT, headers=BEARER | {"traceparent": TRACEPARENT}, json={})
+    assert answer.status_code == 500
+    lines = [json.loads(line) for line in caplog.text.splitlines()]
+    [found] = [each for each in lines if each.get("request") == answer.headers["x-request-id"]]
+    assert found["exception"].endswith("RuntimeError: provoked")
+    assert found["trace"] == TRACE
+    assert BEARER["authorization"] not in caplog.text

@@ -1,0 +1,193 @@
+"""Formats what every process logs alike: one JSON object a line, or a line for a person.
+
+A record is what was said, the process that says it, and the ids of the request it is about. Nothing
+here reads a request but its `traceparent` (W3C Trace Context), so no prompt and no key slips in.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context, ContextVar, copy_context
+from datetime import UTC, datetime
+from typing import Generic, TypeVar
+
+import msgspec
+
+from foundation.tasks import LogAndContinue
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.{0,256})?")
+"""Version, trace id, parent id and flags; a later version may add a part (Trace Context, 3.2)."""
+NO_TRACE, NO_PARENT, NO_VERSION = b"0" * 32, b"0" * 16, b"ff"
+MAX_WAITING_LINES = 10_000
+MAX_WRITE_BYTES = 4096
+"""PIPE_BUF of Linux: a write up to that size is not mixed with another one (pipe(7))."""
+WRITE_INTERVAL_S = 0.1
+
+
+class LogContext:
+    """Names the request that a task works for. `request`: its id, `req_` and 32 hex digits, of
+    which a trace is made where the client named none. `headers`: what the client sent; they are
+    looked through once something is logged, not before."""
+
+    __slots__ = ("_headers", "_trace", "request")
+
+    def __init__(self, request: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        self.request = request
+        self._headers, self._trace = headers, ""
+
+    @property
+    def trace(self) -> str:
+        """The trace id, 32 hex digits."""
+        if not self._trace:
+            sent = next((value for name, value in self._headers if name == b"traceparent"), b"")
+            self._trace = read_trace_id(sent) or self.request[-32:]
+            self._headers = ()
+        return self._trace
+
+
+LOG_CONTEXT: ContextVar[LogContext | None] = ContextVar("log_context", default=None)
+"""A task inherits it from the one that makes it."""
+
+
+def outside_requests() -> Context:
+    """Return a context for a task that outlives the request which happens to start it."""
+    context = copy_context()
+    context.run(LOG_CONTEXT.set, None)
+    return context
+
+
+def read_trace_id(traceparent: bytes) -> str:
+    """Return the trace id of a `traceparent` header; empty where it is none."""
+    found = TRACEPARENT.fullmatch(traceparent)
+    if found is None or traceparent[:2] == NO_VERSION:
+        return ""
+    if found[1] == NO_TRACE or found[2] == NO_PARENT:
+        return ""
+    return found[1].decode()
+
+
+def to_time(seconds: float) -> str:
+    """Write Unix seconds as logs do: UTC, to the millisecond."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time (UTC), level, process, request and trace (where it is about one),
+    logger, message, pid, and the exception if any. `process`: the name of this one."""
+
+    def __init__(self, process: str = "") -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": to_time(record.created),
+            "level": record.levelname.lower(),
+            "process": self._process,
+        }
+        if (context := LOG_CONTEXT.get()) is not None:
+            line |= {"request": context.request, "trace": context.trace}
+        line |= {"logger": record.name, "message": record.getMessage(), "pid": record.process}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+class HumanFormatter(logging.Formatter):
+    """A line for a person: the time of day, then what was said, and the request it is about."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        context = LOG_CONTEXT.get()
+        return line if context is None else f"{line} [{context.request}]"
+
+
+def configure(level: str, *, json_lines: bool, process: str) -> None:
+    """Configure logging to stderr once per process, before anything logs.
+
+    `level`: debug, info, warning or error. `process`: its name in every line.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(process) if json_lines else HumanFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class LineWriter(Generic[T]):
+    """Writes lines in a thread of its own: who has one to write appends it and waits for nothing.
+
+    `encode` makes a line, with its end, in that thread; `write` takes lines of at most
+    `MAX_WRITE_BYTES`, or one longer one. What comes while `MAX_WAITING_LINES` wait, and what cannot
+    be written (a full disk), is dropped and counted.
+    """
+
+    def __init__(
+        self, encode: Callable[[T], bytes], write: Callable[[bytes], object], *, name: str
+    ) -> None:
+        self._encode, self._write = encode, write
+        self._waiting: deque[T] = deque()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._num_refused, self._num_lost = 0, 0  # counted by a thread each
+
+    @property
+    def num_dropped(self) -> int:
+        return self._num_refused + self._num_lost
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, item: T) -> None:
+        """Append what becomes a line; called by one thread."""
+        if len(self._waiting) < MAX_WAITING_LINES:
+            self._waiting.append(item)
+        else:
+            self._num_refused += 1
+
+    def close(self, timeout_s: float) -> None:
+        """Write what waits and end the thread, within `timeout_s`: a pipe that nobody reads keeps
+        no process alive."""
+        self._ended.set()
+        self._thread.join(timeout_s)
+
+    def write_waiting(self) -> None:
+        """Write the lines that wait by now."""
+        lines = [self._encode(self._waiting.popleft()) for _ in range(len(self._waiting))]
+        for batch in batches_of(lines):
+            try:
+                self._write(b"".join(batch))
+            except OSError:
+                self._num_lost += len(batch)
+
+    def _run(self) -> None:
+        log_and_continue = LogAndContinue(log, "lines of a log are lost")
+        while not self._ended.wait(WRITE_INTERVAL_S):
+            with log_and_continue:
+                self.write_waiting()
+        with log_and_continue:
+            self.write_waiting()
+
+
+def batches_of(lines: Sequence[bytes]) -> Iterable[list[bytes]]:
+    """Join lines as they come to batches of at most `MAX_WRITE_BYTES`; a longer line is one."""
+    batch: list[bytes] = []
+    size = 0
+    for line in lines:
+        if batch and size + len(line) > MAX_WRITE_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(line)
+        size += len(line)
+    if batch:
+        yield batch
