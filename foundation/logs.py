@@ -129,21 +129,23 @@ class LineWriter(Generic[T]):
 
     `encode` makes a line, with its end, in that thread; `write` takes lines of at most
     `MAX_WRITE_BYTES`, or one longer one. What comes while `MAX_WAITING_LINES` wait, and what cannot
-    be written (a full disk), is dropped and counted.
+    be written (a full disk), is dropped, and `on_dropped` hears of how many in that thread.
     """
 
     def __init__(
-        self, encode: Callable[[T], bytes], write: Callable[[bytes], object], *, name: str
+        self,
+        encode: Callable[[T], bytes],
+        write: Callable[[bytes], object],
+        on_dropped: Callable[[int], object],
+        *,
+        name: str,
     ) -> None:
-        self._encode, self._write = encode, write
+        self._encode, self._write, self._on_dropped = encode, write, on_dropped
         self._waiting: deque[T] = deque()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._num_refused, self._num_lost = 0, 0  # counted by a thread each
-
-    @property
-    def num_dropped(self) -> int:
-        return self._num_refused + self._num_lost
+        self._num_refused = 0  # counted by who puts, told by who writes
+        self._num_told = 0
 
     def start(self) -> None:
         self._thread.start()
@@ -168,7 +170,10 @@ class LineWriter(Generic[T]):
             try:
                 self._write(b"".join(batch))
             except OSError:
-                self._num_lost += len(batch)
+                self._on_dropped(len(batch))
+        if num_refused := self._num_refused - self._num_told:
+            self._num_told += num_refused
+            self._on_dropped(num_refused)
 
     def _run(self) -> None:
         log_and_continue = LogAndContinue(log, "lines of a log are lost")

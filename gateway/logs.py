@@ -11,6 +11,8 @@ import msgspec
 from foundation import logs
 
 MAX_TAIL_BYTES = 64 * 1024
+SUPERVISOR = "supervisor"
+"""Its name in every line; what it prints, a person may paste."""
 GROUP_BORDER = " |+-"
 """The characters that `traceback` draws around the members of an exception group."""
 CLOSING_REMARKS = ("Application startup failed. Exiting.",)
@@ -24,7 +26,7 @@ def configure(level: str, *, json_lines: bool, process: str) -> None:
     """
     logs.configure(level, json_lines=json_lines, process=process)
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    if not json_lines:
+    if process == SUPERVISOR:
         # The supervisor says which models are ready, and then an example that ends the output:
         # its watchdogs connect after that.
         logging.getLogger("engine.transport.client").setLevel(logging.WARNING)

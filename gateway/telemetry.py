@@ -17,6 +17,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
+from billing.events import UsageEvent
 from engine.fairness import LANE_WEIGHTS
 from engine.protocol import Lane, ReplicaStatus
 from gateway.generation_events import MeteredUsage, RawBody, ReplicaEvent
@@ -201,6 +202,11 @@ class Telemetry:
             ["outcome"],
             registry=self.registry,
         )
+        self.access_lines_dropped = Counter(
+            "tollgate_access_lines_dropped",
+            "Lines of the access log that were not written: the disk is full, or nobody reads.",
+            registry=self.registry,
+        )
         self._make_mcp_metrics()
         self.usage_conflicts = self._worker_gauge(
             "usage_conflicts", "Alarm: events that came again under their id with other content."
@@ -354,17 +360,22 @@ class RequestMeter:
         """True from a stream's first token on, until it is queued to be written."""
         self._last_at: float | None = None
         self._num_tokens = 0
-        self._queue_seen = False
+        self.ttft_s: float | None = None
+        self.queue_time_s: float | None = None
+        self.billed: list[UsageEvent] = []
+        """Of all generations of the request."""
 
     def again(self) -> RequestMeter:
         """Return a meter for another generation of the same request."""
-        return RequestMeter(self._telemetry, self._model)
+        meter = RequestMeter(self._telemetry, self._model)
+        meter.billed = self.billed
+        return meter
 
     def received(self, event: ReplicaEvent, *, streams: bool) -> None:
         """Count what a replica's step brought, whether or not the client is shown it yet. streams:
         the client is shown it before the answer is whole, and `wrote_first` tells when."""
-        if event.queue_time_s is not None and not self._queue_seen:
-            self._queue_seen = True
+        if event.queue_time_s is not None and self.queue_time_s is None:
+            self.queue_time_s = event.queue_time_s
             self._telemetry.queue_time_of(self._model).observe(event.queue_time_s)
         usage = event.usage
         if usage is None or is_told_at_once(event):
@@ -392,9 +403,12 @@ class RequestMeter:
 
     def wrote_first(self) -> None:
         """Note that the first byte is written of what shows the first token."""
-        self._telemetry.ttft_of(self._model).observe(time.perf_counter() - self._received_at)
+        self.ttft_s = time.perf_counter() - self._received_at
+        self._telemetry.ttft_of(self._model).observe(self.ttft_s)
 
-    def used(self, usage: MeteredUsage) -> None:
+    def used(self, usage: MeteredUsage, event: UsageEvent) -> None:
+        """Count what was billed. `event`: its record in the books."""
+        self.billed.append(event)
         self._telemetry.count_tokens(
             self._model,
             uncached=usage.uncached_input + usage.embedding_input,

@@ -79,6 +79,7 @@ from gateway.mcp.service.service import open_mcp, open_tool_loops
 from gateway.networks import Networks
 from gateway.resources import Resources
 from gateway.responses.wiring import Responses, open_responses
+from gateway.routes.asgi.access_log import AccessLog
 from gateway.routes.asgi.cors import Cors
 from gateway.routes.asgi.fast_path import FastPath
 from gateway.routes.asgi.head import HeadMethod
@@ -99,6 +100,7 @@ from gateway.routes.shared.problem import (
 from gateway.routes.shared.request_state import CLIENT_LEFT, OUTCOME, REQUEST_ID
 from gateway.routes.shared.services import Services
 from gateway.secret import Secret
+from gateway.settings.file import LogsConfig
 from gateway.settings.load import Settings
 from gateway.telemetry import Telemetry
 from gateway.tenancy.changes import announce_suspensions
@@ -115,6 +117,7 @@ SHIP_TIMEOUT_S = 10.0
 """At shutdown: what is not in Postgres by then stays in the spool, for whoever adopts it."""
 CACHED_SALTS = 65_536
 CACHE_SALT = "cache-salt"
+STDERR = 2
 
 
 class Application(Litestar):
@@ -135,6 +138,7 @@ def create_app(
     """
     app = with_routes(settings.max_body_bytes)
     app.state.open = partial(open_services, settings, worker_id=worker_id, metrics=metrics)
+    app.state.open_access_log = partial(open_access_log, settings.logs, process=worker_id)
     app.state.begin_drain = lambda: None
     app.state.drain_timeout_s = settings.drain_timeout_s
     app.state.public_url = settings.issuer
@@ -188,6 +192,7 @@ async def lifespan(app: Litestar) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         services: Services = await app.state.open(stack)
         app.state.services = services
+        app.state.access_log = app.state.open_access_log(stack, services.telemetry)
         # They end first: one that goes on opens a connection to a store that is closed already.
         for periodic in (
             services.periodic_observation(),
@@ -199,6 +204,15 @@ async def lifespan(app: Litestar) -> AsyncIterator[None]:
             stack.push_async_callback(periodic.close)
         app.state.begin_drain = partial(begin_drain, services, app.state.drain_timeout_s)
         yield
+
+
+def open_access_log(
+    config: LogsConfig, stack: AsyncExitStack, telemetry: Telemetry, *, process: str
+) -> AccessLog | None:
+    if not config.access:
+        return None
+    write = partial(os.write, STDERR)
+    return stack.enter_context(AccessLog(config, telemetry, write, process=process).running())
 
 
 def begin_drain(services: Services, timeout_s: float) -> None:

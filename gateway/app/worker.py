@@ -93,7 +93,8 @@ def run(
     folder of prometheus-client's multiprocess mode, where there is one. Raises: SystemExit when the
     spool broke.
     """
-    logs.configure(settings.log_level, json_lines=True, process=worker_id)
+    json_lines = settings.logs.format == "json"
+    logs.configure(settings.log_level, json_lines=json_lines, process=worker_id)
     _raise_file_limit()
     bound_unread(listener, settings.stalled_reader_s)
     if settings.public_url is None:

@@ -105,7 +105,7 @@ def up(**flags: Flags) -> None:
     settings = load(flags)
     from gateway import logs
 
-    logs.configure(settings.log_level, json_lines=False, process="supervisor")
+    logs.configure(settings.log_level, json_lines=False, process=logs.SUPERVISOR)
     settings = fetch_models(settings, weights=True)
     from gateway.processes.model_folders import check_models
     from gateway.processes.reachability import check_databases

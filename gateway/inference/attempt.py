@@ -213,7 +213,7 @@ class ReplicaAttempt:
         if usage.is_disputed:
             self.call.meter.disputed(self.replica.name, usage)
         if not is_loss:
-            self.call.meter.used(usage)
+            self.call.meter.used(usage, events[0])
             self.delivery.is_billed = True
             self.note_cached(usage)
 

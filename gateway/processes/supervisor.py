@@ -252,7 +252,7 @@ class Supervisor:
         """Returns at once: the workers connect when it listens."""
         return spawn(
             f"engine-{position}",
-            engine_command(model, self.home, self.settings.log_level),
+            engine_command(model, self.home, self.settings),
             run=self.home.run,
             log=self.home.logs / f"engine-{position}.log",
             # OpenMP threads that wait by spinning would keep the workers off a small machine.
@@ -407,14 +407,14 @@ def cut_metrics(path: Path) -> None:
         file.truncate(max(used, 8))
 
 
-def engine_command(model: ModelConfig, home: Home, log_level: str) -> list[str]:
+def engine_command(model: ModelConfig, home: Home, settings: Settings) -> list[str]:
     """Return the command line of a model's engine."""
     assert model.path is not None and model.engine is not None
     return [
         *(sys.executable, "-m", "engine", "--model", str(model.path)),
         *("--served-name", model.name, "--listen", model.engine),
         *("--usage-record", str(home.usage_record(model.name))),
-        *("--log-level", log_level, "--log-format", "json"),
+        *("--log-level", settings.log_level, "--log-format", settings.logs.format),
         *model.engine_options.to_flags(),
         *(f"--adapter={adapter.name}={adapter.path}" for adapter in model.adapters),
     ]

@@ -86,6 +86,18 @@ class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the TOML file: what it does not know it refuses."""
 
 
+class LogsConfig(Strict, frozen=True, kw_only=True):
+    """`[logs]`: what the processes behind the supervisor log, each to a file of the home's `logs`,
+    or to stderr where it runs alone."""
+
+    format: Literal["json", "human"] = "json"
+    """One object a line, or a line for a person."""
+    access: bool = True
+    """One line for each request that was answered."""
+    client_address: bool = False
+    """Such a line also tells where the request came from."""
+
+
 UnknownFields = Literal["refuse", "ignore"]
 DialectName = Literal["openai", "vllm"]
 
@@ -375,6 +387,7 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
     it is left alone for `disputed_rest_s`. 0: never."""
     disputed_rest_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    logs: LogsConfig = LogsConfig()
 
 
 class SettingsFile(PlainSettings, frozen=True, kw_only=True):

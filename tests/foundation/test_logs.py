@@ -117,29 +117,36 @@ def test_a_full_disk_loses_lines_and_says_how_many() -> None:
             raise OSError(errno.ENOSPC, "no space")
         written.append(lines)
 
-    writer = LineWriter[bytes](bytes, write, name="lines")
+    dropped: list[int] = []
+    writer = LineWriter[bytes](bytes, write, dropped.append, name="lines")
     writer.put(b"lost\n")
     writer.write_waiting()
     writer.put(b"kept\n")
     writer.write_waiting()
-    assert (written, writer.num_dropped) == ([b"", b"kept\n"], 1)
+    assert (written, dropped) == ([b"", b"kept\n"], [1])
 
 
 def test_a_pipe_that_nobody_reads_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MAX_WAITING_LINES", 3)
     monkeypatch.setattr(logs, "WRITE_INTERVAL_S", 0.0)
-    stuck, let_go = threading.Event(), threading.Event()
+    stuck, let_go, told = threading.Event(), threading.Event(), threading.Event()
+    dropped: list[int] = []
 
     def write(lines: bytes) -> None:
         stuck.set()
         let_go.wait()
 
-    writer = LineWriter[bytes](bytes, write, name="lines")
+    def hear(number: int) -> None:
+        dropped.append(number)
+        told.set()
+
+    writer = LineWriter[bytes](bytes, write, hear, name="lines")
     writer.start()
     writer.put(b"first\n")
     assert stuck.wait(60)
     for _ in range(5):
         writer.put(b"more\n")
-    assert writer.num_dropped == 2
     writer.close(timeout_s=0)  # returns though the thread is still stuck
     let_go.set()
+    assert told.wait(60)
+    assert dropped == [2]

@@ -69,18 +69,20 @@ def test_a_huge_log_is_read_from_its_end(tmp_path: Path) -> None:
 SAYS_BOTH = """
 import logging, sys
 from gateway import logs
-logs.configure("info", json_lines=sys.argv[1] == "json", process="worker-0")
+logs.configure("info", json_lines=sys.argv[1] != "supervisor", process=sys.argv[1])
 logging.getLogger("engine.transport.client").info("connected to an engine")
 logging.getLogger("engine.transport.client").warning("lost an engine")
 """
 
 
-@pytest.mark.parametrize(("form", "told"), [("person", ["lost"]), ("json", ["connected", "lost"])])
+@pytest.mark.parametrize(
+    ("process", "told"), [("supervisor", ["lost"]), ("worker-0", ["connected", "lost"])]
+)
 def test_a_person_who_may_paste_what_was_printed_is_told_of_no_connection(
-    form: str, told: list[str]
+    process: str, told: list[str]
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SAYS_BOTH, form],
+        [sys.executable, "-c", SAYS_BOTH, process],
         cwd=Path(__file__).resolve().parents[2],
         capture_output=True,
         text=True,

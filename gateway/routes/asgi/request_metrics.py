@@ -1,4 +1,5 @@
-"""Counts every HTTP answer once, whoever gave it: a handler, a guard, or the router itself.
+"""Counts every HTTP answer once and notes it in the access log, whoever gave it: a handler, a
+guard, or the router itself.
 
 The outermost ASGI layer. It knows no route: a handler that knows a model says so in the request's
 state, and a response that knows better than its first line how it ended (the client left, the
@@ -7,16 +8,22 @@ stream failed) does so too.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from litestar import Litestar
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, Message, Receive, ReceiveMessage, Scope, Send
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, ReceiveMessage, Scope, Send
 
-from gateway.routes.shared.request_state import CLIENT_LEFT, MODEL, OUTCOME
+from foundation.logs import LOG_CONTEXT
+from gateway.net.client_address import client_address
+from gateway.networks import Networks
+from gateway.routes.asgi.access_log import AccessLog, Answer
+from gateway.routes.shared.request_state import ASKED_METHOD, CLIENT_LEFT, METER, MODEL, OUTCOME
 from gateway.telemetry import Telemetry
 
 NO_ROUTE = "-"
+ACCESS_LOG = "access_log"
+"""The key of the application's state under which the log is, where one is written."""
 
 
 class RequestMetrics:
@@ -27,6 +34,7 @@ class RequestMetrics:
         if scope["type"] != ScopeType.HTTP:
             await self.app(scope, receive, send)
             return
+        begun_at = time.perf_counter()
         state: dict[str, Any] = scope.setdefault("state", {})
         sent = CLIENT_LEFT  # where nothing is answered nobody was there any more
 
@@ -48,13 +56,32 @@ class RequestMetrics:
             sent = "500"
             raise
         finally:
-            telemetry_of(scope["litestar_app"]).answered(
-                route=scope.get("path_template", NO_ROUTE),
-                model=state.get(MODEL, ""),
-                status=state.get(OUTCOME, sent),
-            )
+            shared = scope["litestar_app"].state
+            route, model = scope.get("path_template", NO_ROUTE), state.get(MODEL, "")
+            status = state.get(OUTCOME, sent)
+            telemetry: Telemetry = shared["services"].telemetry
+            telemetry.answered(route=route, model=model, status=status)
+            access_log: AccessLog | None = shared.get(ACCESS_LOG)
+            if access_log is not None:
+                access_log.note(
+                    Answer(
+                        time.time(),
+                        time.perf_counter() - begun_at,
+                        state.get(ASKED_METHOD) or scope["method"],
+                        route,
+                        status,
+                        LOG_CONTEXT.get(),
+                        model,
+                        scope.get("user"),
+                        state.get(METER),
+                        shown_client(scope) if access_log.shows_client else None,
+                    )
+                )
 
 
-def telemetry_of(app: Litestar) -> Telemetry:
-    telemetry: Telemetry = app.state["services"].telemetry
-    return telemetry
+def shown_client(scope: HTTPScope) -> str | None:
+    """Return where the request came from, as far as trusted proxies tell."""
+    trusted: Networks = scope["litestar_app"].state["services"].trusted_proxies
+    peer = scope["client"][0] if scope["client"] else None
+    address = client_address(peer, scope["headers"], trusted)
+    return None if address is None else str(address)

@@ -18,7 +18,7 @@ from gateway.routes.shared.idempotency import HEADER, read_key
 from gateway.routes.shared.idempotent_replies import reply_once
 from gateway.routes.shared.operations import text_header
 from gateway.routes.shared.reply import Reply, received_at_of
-from gateway.routes.shared.request_state import MODEL, REQUEST_ID
+from gateway.routes.shared.request_state import METER, MODEL, REQUEST_ID
 from gateway.telemetry import RequestMeter
 from gateway.wire.openai.from_chat import peek_or_name
 from gateway.wire.surfaces import ApiSurface
@@ -73,11 +73,12 @@ async def parse_request(request: AuthenticatedRequest) -> RequestContext:
     body, peeked = peek_or_name(sent, partial(found.generation.fleet.only_model, request.user))
     model = peeked.model
     state = request.scope["state"]
-    state[MODEL] = model
+    meter = RequestMeter(found.telemetry, model, received_at=received_at_of(request.scope))
+    state[MODEL], state[METER] = model, meter
     return RequestContext(
         request_id=state[REQUEST_ID],
         principal=request.user,
-        meter=RequestMeter(found.telemetry, model, received_at=received_at_of(request.scope)),
+        meter=meter,
         body=body,
         idempotency_key=key,
         deadline_s=deadline_s,

@@ -26,7 +26,7 @@ from tests.option_table import option_table
 
 Path("tollgate.toml").write_text("[engine]\\nstep_patience = 5\\n")
 settings = load({}, {})
-command = engine_command(settings.models[0], Home(settings.home), "info")
+command = engine_command(settings.models[0], Home(settings.home), settings)
 print(" ".join(command[command.index("--step-patience"):][:2]))
 print(engine_main._config(engine_main._parser().parse_args(command[3:])).step_patience)
 MODEL = "[[model]]\\nname = 'm'\\npath = 'm'\\n[model.engine_options]\\n"

@@ -1,0 +1,172 @@
+"""Writes one line for each HTTP request that was answered, in the log of its worker.
+
+A line says who asked for what and what came of it: the id of a key, a route's template and a
+configured model's name; never a path, a key or a prompt, and an address only if the operator asks
+for it. The request itself waits for nothing: it appends what is known, and a thread makes the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from billing.pricing.rating import rate
+from foundation.logs import LineWriter, LogContext, to_time
+from gateway.principal import Principal
+from gateway.settings.file import LogsConfig
+from gateway.telemetry import RequestMeter, Telemetry
+
+CLOSE_TIMEOUT_S = 2.0
+"""How long the last lines may take at the end of a worker."""
+
+
+class Answer(NamedTuple):
+    """One request that was answered, as the layer that counts it knows it. `model`: as the client
+    wrote it."""
+
+    ended_at: float
+    """Unix seconds."""
+    duration_s: float
+    method: str
+    route: str
+    status: str
+    context: LogContext | None
+    model: str
+    principal: Principal | None
+    meter: RequestMeter | None
+    client: str | None
+
+
+class TokenCounts(Struct, omit_defaults=True):
+    """What was billed, over all generations of the request."""
+
+    uncached: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+    embedding: int = 0
+    output: int = 0
+    """Reasoning is not part of it."""
+    reasoning: int = 0
+
+
+class AccessLine(Struct):
+    """The line as it is written; the first fields are those of every line of a log."""
+
+    time: str
+    level: str
+    process: str
+    logger: str
+    message: str
+    method: str
+    route: str
+    status: int
+    duration_ms: float
+    request: str | UnsetType = UNSET
+    trace: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    org: str | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    tokens: TokenCounts | UnsetType = UNSET
+    cost_pico_usd: int | UnsetType = UNSET
+    ttft_ms: float | UnsetType = UNSET
+    queue_ms: float | UnsetType = UNSET
+    client: str | UnsetType = UNSET
+
+
+class AccessLog:
+    """Makes the lines of one worker. `write`: takes whole lines, in a thread of this log."""
+
+    def __init__(
+        self,
+        config: LogsConfig,
+        telemetry: Telemetry,
+        write: Callable[[bytes], object],
+        *,
+        process: str,
+    ) -> None:
+        self.shows_client = config.client_address
+        self._json = config.format == "json"
+        self._telemetry, self._process = telemetry, process
+        self._writer = LineWriter[Answer](
+            self._encode, write, telemetry.access_lines_dropped.inc, name="access log"
+        )
+        self.note = self._writer.put
+
+    @contextmanager
+    def running(self) -> Iterator[AccessLog]:
+        self._writer.start()
+        try:
+            yield self
+        finally:
+            self._writer.close(CLOSE_TIMEOUT_S)
+
+    def to_line(self, answer: Answer) -> AccessLine:
+        line = AccessLine(
+            time=to_time(answer.ended_at),
+            level="info",
+            process=self._process,
+            logger="access",
+            message=f"{answer.method} {answer.route} {answer.status}",
+            method=answer.method,
+            route=answer.route,
+            status=int(answer.status),
+            duration_ms=to_ms(answer.duration_s),
+        )
+        if answer.context is not None:
+            line.request, line.trace = answer.context.request, answer.context.trace
+        if answer.principal is not None:
+            line.key, line.org = answer.principal.key_id, answer.principal.org_id
+        if answer.model:
+            line.model = self._telemetry.label(answer.model)
+        if answer.client is not None:
+            line.client = answer.client
+        if answer.meter is not None:
+            add_usage(line, answer.meter)
+        return line
+
+    def _encode(self, answer: Answer) -> bytes:
+        line = self.to_line(answer)
+        return msgspec.json.encode(line) + b"\n" if self._json else to_human(line).encode()
+
+
+def add_usage(line: AccessLine, meter: RequestMeter) -> None:
+    if meter.ttft_s is not None:
+        line.ttft_ms = to_ms(meter.ttft_s)
+    if meter.queue_time_s is not None:
+        line.queue_ms = to_ms(meter.queue_time_s)
+    if not meter.billed:
+        return
+    tokens, cost = TokenCounts(), 0
+    for event in meter.billed:
+        used = event.quantities
+        tokens.uncached += used.uncached_input
+        tokens.cache_read += used.cache_read
+        tokens.cache_write += used.cache_write_5m + used.cache_write_1h
+        tokens.embedding += used.embedding_input
+        tokens.output += used.output
+        tokens.reasoning += used.reasoning_output
+        cost += rate(used, event.attempt.prices).amount_pico
+    line.tokens, line.cost_pico_usd = tokens, cost
+
+
+def to_human(line: AccessLine) -> str:
+    """Write the line for a person: the time of day, what was asked, and what came of it."""
+    _, _, time_of_day = line.time.partition("T")
+    told = [time_of_day.partition(".")[0], line.message, f"{line.duration_ms:.0f} ms"]
+    if line.model is not UNSET:
+        told.append(str(line.model))
+    if isinstance(line.tokens, TokenCounts):
+        counts = msgspec.to_builtins(line.tokens)
+        told.append(" ".join(f"{kind}={count}" for kind, count in counts.items()))
+    told += [str(each) for each in (line.key, line.client) if each is not UNSET]
+    if line.request is not UNSET:
+        told.append(f"[{line.request}]")
+    return " ".join(told) + "\n"
+
+
+def to_ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)

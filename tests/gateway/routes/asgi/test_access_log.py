@@ -1,0 +1,125 @@
+"""One line for each answered request: who, what, how much, and never what was said or shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import msgspec
+import pytest
+from litestar import Litestar
+
+from billing.events import Attempt, Component, Price, UsageEvent
+from foundation.logs import LogContext
+from gateway.app.create import create_app
+from gateway.fleet.router import Fleet
+from gateway.generation_events import MeteredUsage
+from gateway.inference.metering import to_events
+from gateway.lanes import LaneDeadlines
+from gateway.networks import Networks
+from gateway.principal import Principal
+from gateway.routes.asgi.access_log import AccessLog, Answer
+from gateway.routes.asgi.request_metrics import ACCESS_LOG
+from gateway.settings.file import LogsConfig
+from gateway.settings.load import load
+from gateway.telemetry import RequestMeter, Telemetry
+from tests.gateway.inference.test_price_lists import WHO
+
+CHAT = "/v1/chat/completions"
+KEY, PROMPT, ADDRESS = "sk-tg-canary", "a-canary-in-a-prompt", "203.0.113.7"
+REQUEST = "req_01890000000070008000000000000000"
+
+
+class Everybody:
+    async def authenticate(self, bearer: str) -> Principal:
+        return msgspec.structs.replace(WHO, scopes=frozenset({"inference"}))
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Litestar:
+    made = create_app(load({"home": tmp_path}, {}))
+    made.state.services = SimpleNamespace(
+        telemetry=Telemetry(models=["penny"]),
+        authenticator=Everybody(),
+        generation=SimpleNamespace(fleet=Fleet([]), deadlines=LaneDeadlines()),
+        trusted_proxies=Networks(),
+    )
+    return made
+
+
+async def lines_of(app: Litestar, config: LogsConfig) -> tuple[str, httpx.Response]:
+    """Return what the log has of one chat, and its answer."""
+    written: list[bytes] = []
+    log = AccessLog(config, app.state.services.telemetry, written.append, process="worker-0")
+    app.state[ACCESS_LOG] = log
+    transport = httpx.ASGITransport(app=app, client=(ADDRESS, 1))  # type: ignore[arg-type]
+    with log.running():
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            answer = await client.post(
+                f"{CHAT}?q={PROMPT}",
+                headers={"authorization": f"Bearer {KEY}"},
+                json={"model": "penny", "messages": [{"role": "user", "content": PROMPT}]},
+            )
+    return b"".join(written).decode(), answer
+
+
+async def test_a_request_is_one_line_that_its_client_can_name(app: Litestar) -> None:
+    text, answer = await lines_of(app, LogsConfig())
+    [line] = [json.loads(each) for each in text.splitlines()]
+    assert line["request"] == answer.headers["x-request-id"]
+    assert (line["method"], line["route"], line["status"]) == ("POST", CHAT, answer.status_code)
+    assert (line["process"], line["model"]) == ("worker-0", "penny")
+    assert (line["key"], line["org"]) == (WHO.key_id, WHO.org_id)
+    assert line["duration_ms"] > 0
+    assert [each for each in (KEY, PROMPT, ADDRESS) if each in text] == []
+
+
+async def test_an_address_is_shown_to_who_asks_for_it(app: Litestar) -> None:
+    text, _ = await lines_of(app, LogsConfig(client_address=True))
+    assert json.loads(text)["client"] == ADDRESS
+
+
+async def test_a_line_for_a_person_ends_with_the_id(app: Litestar) -> None:
+    text, answer = await lines_of(app, LogsConfig(format="human"))
+    assert f" POST {CHAT} {answer.status_code} " in text
+    assert text.endswith(f"[{answer.headers['x-request-id']}]\n")
+
+
+def billed(**counts: int) -> tuple[MeteredUsage, UsageEvent]:
+    usage = MeteredUsage(**counts)
+    prices: dict[Component, Price] = {
+        "uncached_input": Price(price_id="in", pico_per_token=10),
+        "output": Price(price_id="out", pico_per_token=100),
+    }
+    record = Attempt(
+        id="a", request_id=REQUEST, org="o", project="p", key="k", model="m", prices=prices,
+        admitted_at=0.0,
+    )  # fmt: skip
+    return usage, to_events(record, usage, replica="m/0", kind="usage", finish="done")[0]
+
+
+def test_all_generations_of_a_request_are_counted_and_rated() -> None:
+    telemetry = Telemetry(models=["m"])
+    meter = RequestMeter(telemetry, "m")
+    meter.ttft_s, meter.queue_time_s = 0.0123, 0.004
+    meter.used(*billed(uncached_input=3, cache_read=2, output=5, reasoning_output=1))
+    meter.again().used(*billed(uncached_input=4, output=1))
+    log = AccessLog(LogsConfig(), telemetry, lambda lines: None, process="worker-0")
+    line = log.to_line(
+        Answer(0.0, 1.5, "POST", CHAT, "200", LogContext(REQUEST), "m", WHO, meter, None)
+    )
+    written = json.loads(msgspec.json.encode(line))
+    assert written["tokens"] == {"uncached": 7, "cache_read": 2, "output": 5, "reasoning": 1}
+    assert (written["ttft_ms"], written["queue_ms"], written["duration_ms"]) == (12.3, 4.0, 1500.0)
+    by_hand = (3 + 4) * 10 + (5 + 1) * 100  # nothing is asked for what has no price
+    assert written["cost_pico_usd"] == by_hand
+
+
+def test_a_model_that_nobody_configured_is_not_repeated() -> None:
+    log = AccessLog(LogsConfig(), Telemetry(models=["m"]), lambda lines: None, process="worker-0")
+    answer = Answer(0.0, 0.1, "POST", CHAT, "404", None, "a\nguess", None, None, None)
+    line = json.loads(msgspec.json.encode(log.to_line(answer)))
+    assert line["model"] == "-"
+    assert {"request", "key", "tokens", "cost_pico_usd"}.isdisjoint(line)
