@@ -108,6 +108,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     request_id: str
     prompt_token_ids: list[int]
+    log_id: str = ""
+    """The id that its client knows, which the log names; several attempts may share it."""
     more_prompts: tuple[list[int], ...] = ()
     """Behind the first. Choice i of prompt p has the index p * n + i and, where a seed is named,
     says what it would say alone."""

@@ -20,6 +20,7 @@ import socket
 import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,6 +80,8 @@ REOFFER_S = 30.0
 """A gateway that could not take what it was offered is asked again."""
 ABORT_TIMEOUT_S = 10.0
 """Bounds the steps, after the drain, in which the last requests are aborted."""
+MAX_NAMED = 256
+"""Requests that the log names when all that are under way fail."""
 FLUSH_TIMEOUT_S = 5.0
 """Bounds the time, after the drain, in which peers read their last frames."""
 
@@ -130,7 +133,8 @@ class _Connection:
 class _LiveRequest:
     """A request between its submission and its last output."""
 
-    def __init__(self, connection: _Connection) -> None:
+    def __init__(self, connection: _Connection, log_id: str) -> None:
+        self.log_id = log_id
         self.connection: _Connection | None = connection  # None: lost, the request is an orphan
         self.aborting = False
         self.preparing = False
@@ -360,7 +364,7 @@ class EngineServer:
             return Rejection(
                 request_id=request_id, code=EngineUnavailable.code, message="shutting down"
             )
-        live = _LiveRequest(connection)
+        live = _LiveRequest(connection, request.log_id or request_id)
         if request.sampling.grammar is None:
             refusal = self._hand_over(request)
         else:
@@ -402,7 +406,7 @@ class EngineServer:
         except EngineError as error:
             refusal = refusal_of(request, error)
         except Exception as error:  # a bug, as in `_guard`
-            log.critical("cannot prepare a request", exc_info=True)
+            log.critical("cannot prepare request %s", live.log_id, exc_info=True)
             self._fail(error)
             return
         live.preparing = False
@@ -473,8 +477,13 @@ class EngineServer:
             self._send(connection, status)
 
     def _fail(self, error: BaseException) -> None:
-        if not self._failed.done():
-            self._failed.set_exception(error)
+        if self._failed.done():
+            return
+        self._failed.set_exception(error)
+        ids = [live.log_id for live in islice(self._live.values(), MAX_NAMED)]
+        log.critical(
+            "failed with %d requests under way: %s", len(self._live), ", ".join(ids), exc_info=error
+        )
 
     # ---- what is offered until it is acknowledged
 

@@ -28,6 +28,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.output_parser.output_format import OutputFormat
 from engine.text.tokenizer import Tokenizer
 from engine.transport.client import Engine
+from foundation.logs import LOG_CONTEXT
 from gateway.fleet.engine.cache_outcome import Circumstances, outcome_of, prefix_digest
 from gateway.fleet.engine.choice_text import GenerationText
 from gateway.fleet.engine.job import EngineJob, check_token_ids, ends_of, to_sampling
@@ -236,10 +237,12 @@ class EngineReplica:
         here = self._circumstances(job, prepared.request, priority)
         self._ask_to_keep(job.prefixes, attempt_id, cache_salt, priority.tenant)
         generation = job.reader() if job.reader is not None else self._reader(prepared.request, job)
+        context = LOG_CONTEXT.get()
         outputs = self._client.generate(
             msgspec.structs.replace(
                 job.request,
                 request_id=attempt_id,
+                log_id="" if context is None else context.request,
                 cache_salt=cache_salt,
                 adapter=self._adapter,
                 lane=priority.lane,

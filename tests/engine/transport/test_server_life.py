@@ -198,6 +198,26 @@ async def test_a_dead_step_thread_ends_the_server_at_once(
     await client.close()
 
 
+async def test_a_failed_step_is_found_by_the_ids_of_the_requests_it_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(FakeCore):
+        def step(self) -> list[EngineOutput]:
+            raise RuntimeError("provoked")
+
+    _, serving = served(Broken(CONFIG), tmp_path, asyncio.Event(), 60)
+    client = await EngineClient.connect(f"unix:{tmp_path}/s", timeout_s=30)
+    asked = msgspec.structs.replace(submit("a").request, log_id="req_1")
+    with pytest.raises(EngineUnavailable):
+        await anext(client.generate(asked))
+    with pytest.raises(EngineStepFailed):
+        await asyncio.wait_for(serving, 30)
+    await client.close()
+    [said] = [each for each in caplog.records if "req_1" in each.getMessage()]
+    assert said.exc_info is not None
+    assert str(said.exc_info[1]) == "provoked"
+
+
 def test_a_receiver_that_falls_behind_stops_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.transport.step_loop, "MAX_UNDELIVERED", 3)
     core = FakeCore(CONFIG)
