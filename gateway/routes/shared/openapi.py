@@ -16,10 +16,10 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from litestar import Litestar, Router
+from litestar import Litestar, Request, Router
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
+from litestar.openapi.plugins import JsonRenderPlugin, OpenAPIRenderPlugin, YamlRenderPlugin
 from litestar.openapi.spec import (
     Components,
     OpenAPIHeader,
@@ -189,6 +189,20 @@ def complete(app: Litestar) -> None:
     add_refusals(app)
 
 
+class KeptDocument(OpenAPIRenderPlugin):
+    """Keeps the document as `plugin` first wrote it: routes do not change while a worker runs."""
+
+    def __init__(self, plugin: OpenAPIRenderPlugin) -> None:
+        super().__init__(path=plugin.paths, media_type=plugin.media_type)
+        self._plugin = plugin
+        self._written: bytes | None = None
+
+    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+        if self._written is None:
+            self._written = self._plugin.render(request, openapi_schema)
+        return self._written
+
+
 def openapi_config() -> OpenAPIConfig:
     bearer = SecurityScheme(
         type="http", scheme="bearer", description="An API key: `Authorization: Bearer sk-tg-...`"
@@ -198,7 +212,7 @@ def openapi_config() -> OpenAPIConfig:
         version=own_version(),
         components=Components(security_schemes={"bearer": bearer}),
         security=[{"bearer": []}],
-        render_plugins=[JsonRenderPlugin(), YamlRenderPlugin()],
+        render_plugins=[KeptDocument(JsonRenderPlugin()), KeptDocument(YamlRenderPlugin())],
         openapi_router=Router(
             path="/schema", route_handlers=[], opt=PUBLIC, include_in_schema=False
         ),

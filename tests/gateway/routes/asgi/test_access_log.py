@@ -87,8 +87,7 @@ async def test_a_line_for_a_person_ends_with_the_id(app: Litestar) -> None:
     assert text.endswith(f"[{answer.headers['x-request-id']}]\n")
 
 
-def billed(**counts: int) -> tuple[MeteredUsage, UsageEvent]:
-    usage = MeteredUsage(**counts)
+def billed(usage: MeteredUsage) -> tuple[MeteredUsage, UsageEvent]:
     prices: dict[Component, Price] = {
         "uncached_input": Price(price_id="in", pico_per_token=10),
         "output": Price(price_id="out", pico_per_token=100),
@@ -104,8 +103,8 @@ def test_all_generations_of_a_request_are_counted_and_rated() -> None:
     telemetry = Telemetry(models=["m"])
     meter = RequestMeter(telemetry, "m")
     meter.ttft_s, meter.queue_time_s = 0.0123, 0.004
-    meter.used(*billed(uncached_input=3, cache_read=2, output=5, reasoning_output=1))
-    meter.again().used(*billed(uncached_input=4, output=1))
+    meter.used(*billed(MeteredUsage(uncached_input=3, cache_read=2, output=5, reasoning_output=1)))
+    meter.again().used(*billed(MeteredUsage(uncached_input=4, output=1)))
     log = AccessLog(LogsConfig(), telemetry, lambda lines: None, process="worker-0")
     line = log.to_line(
         Answer(0.0, 1.5, "POST", CHAT, "200", LogContext(REQUEST), "m", WHO, meter, None)
