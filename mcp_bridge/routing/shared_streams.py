@@ -21,6 +21,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from foundation.logs import outside_requests
 from foundation.periodic import Periodic
 from foundation.tasks import end_tasks
 from mcp_bridge.protocol import rpc
@@ -360,7 +361,7 @@ class SharedStreams:
                 return None
             await self._close(min(idle, key=lambda each: self._open[each].used_at))
         shared = self._open[key] = SharedStream(upstream, session)
-        shared.task = asyncio.create_task(shared.run())
+        shared.task = asyncio.create_task(shared.run(), context=outside_requests())
         if not self._heartbeat.is_running:
             self._heartbeat.start()
         return shared

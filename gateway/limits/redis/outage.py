@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from foundation.logs import outside_requests
 from foundation.tasks import LogAndContinue, end_tasks
 from gateway.ids import uuid7
 from gateway.limits.redis.keys import org_keys, org_of
@@ -82,7 +83,9 @@ class Outage:
     def begins(self) -> None:
         self._local.begins()
         if self._mending is None or self._mending.done():
-            self._mending = asyncio.create_task(self._mend(), name="wait for Redis")
+            self._mending = asyncio.create_task(
+                self._mend(), name="wait for Redis", context=outside_requests()
+            )
 
     async def close(self) -> None:
         if self._mending is not None:

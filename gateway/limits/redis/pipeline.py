@@ -23,6 +23,8 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as NotConnected
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from foundation.logs import outside_requests
+
 MAX_BATCH = 64
 MAX_BATCHES = 2
 """This many batches are on their way at a time: one is answered while the other is read."""
@@ -65,7 +67,9 @@ class Pipeline:
         if self._wire is not None:
             self._wire.wake_up()
         elif self._connecting is None:
-            self._connecting = asyncio.create_task(self._connect(), name="redis pipeline")
+            self._connecting = asyncio.create_task(
+                self._connect(), name="redis pipeline", context=outside_requests()
+            )
             self._connecting.add_done_callback(self._on_connected)
         return await answer
 

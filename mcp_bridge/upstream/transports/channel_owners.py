@@ -22,6 +22,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from foundation.logs import outside_requests
 from foundation.periodic import Periodic
 from foundation.tasks import TaskSet
 from mcp_bridge.protocol.eras import SAMPLING_BY
@@ -133,7 +134,8 @@ class ConnectionOwner:
                     raise NotSent("resting") from None
                 self._opened = asyncio.get_running_loop().create_future()
                 self._opened.add_done_callback(lambda opened: opened.exception())
-                self._task = asyncio.create_task(self._hold(self._opened, attempt))
+                holding = self._hold(self._opened, attempt)
+                self._task = asyncio.create_task(holding, context=outside_requests())
             # A caller that is cancelled does not cancel the opening.
             return await asyncio.shield(self._opened)
 
