@@ -408,7 +408,10 @@ class Upstream:
                 raise Unreachable(self.name, "handshake")
             session = UpstreamSession(id=id_, version=version)
             self.changed()
-            await self.notify(session, rpc.notification("notifications/initialized"))
+            try:
+                await self.notify(session, rpc.notification("notifications/initialized"))
+            except SessionEnded:
+                raise Unreachable(self.name, "upstream_ended") from None
         described = ServerDescription(
             modern=False,
             capabilities=as_object(result.get("capabilities")),

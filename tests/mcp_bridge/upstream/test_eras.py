@@ -110,6 +110,21 @@ async def test_one_that_breaks_at_a_handshake_is_asked_in_the_newer_era(
         assert said(await session.ask("/mcp", "tools/call", CALL)) == NEWER
 
 
+async def test_one_that_forgets_its_session_at_the_handshake_has_ended(
+    redis: redis.asyncio.Redis,
+) -> None:
+    class Forgetful(Speaking):
+        async def reply(self, writer: asyncio.StreamWriter, message: Any, head: str) -> None:
+            if message.get("method") == "notifications/initialized":
+                writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+                return
+            await super().reply(writer, message, head)
+
+    async with attacked(redis, Forgetful(OLDER), era=OLDER) as client:
+        found = await ask_modern(client, "/mcp", "tools/call", CALL)
+    assert said(found) == "upstream_ended"
+
+
 async def test_an_older_client_is_asked_what_a_server_asks_in_that_era_alone(
     redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
