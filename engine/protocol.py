@@ -17,6 +17,9 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEARTBEAT_INTERVAL_S = 1.0
 """How often a step loop that turns, idle or not, is heard of at least."""
 
+MAX_NAMED = 256
+"""Requests that a line of the log names at most."""
+
 Lane = Literal["interactive", "agentic", "batch"]
 """The lanes in which requests are served, from the highest to the lowest (`engine.fairness`)."""
 

@@ -358,6 +358,8 @@ class RequestState:
     deadline_s: float = math.inf
     """The deadline on the same clock; nothing of the sequence begins after it."""
     is_paused: bool = False
+    log_id: str = ""
+    """What the log calls the request, as in `EngineRequest`."""
     breakpoints: tuple[Breakpoint, ...] = ()
     prompt_tokens: int = field(init=False)
     cached_tokens: int = 0

@@ -136,7 +136,10 @@ class Stepper:
         given_up = [each for each in lost if each.seq.constraint and each.seq.constraint.gave_up]
         broken = [each for each in lost if each not in given_up]
         if broken:
-            logger.error("step %d: numbers of %d sequences not finite", self.num_steps, len(broken))
+            logger.error(
+                "step %d: numbers of %d sequences not finite, of requests %s",
+                *(self.num_steps, len(broken), self._scheduler.log_ids(broken)),
+            )
         kept = [entry for entry in output.scheduled if entry not in lost]
         keys = {entry.key for entry in lost}
         outputs = self._scheduler.update(
@@ -149,7 +152,10 @@ class Stepper:
         return outputs + self._scheduler.fail_batch(_part(output, given_up), GrammarExhausted.code)
 
     def _fail(self, output: SchedulerOutput) -> list[EngineOutput]:
-        logger.exception("step %d with %d tokens failed", self.num_steps, output.num_tokens)
+        logger.exception(
+            "step %d with %d tokens failed, of requests %s",
+            *(self.num_steps, output.num_tokens, self._scheduler.log_ids(output.scheduled)),
+        )
         return self._scheduler.fail_batch(output)
 
     def _room_beside(self, output: SchedulerOutput, parts: _Parts) -> int:

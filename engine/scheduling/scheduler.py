@@ -35,6 +35,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 
 from engine.config import Pooling
 from engine.errors import EngineStepFailed, InvalidRequest
@@ -43,6 +44,7 @@ from engine.kv_cache.miss_history import PromptMemory
 from engine.kv_cache.prefix_cache import PrefixCache, max_blocks_per_sequence
 from engine.kv_cache.prefix_leases import LeaseEvent, PrefixLeases
 from engine.protocol import (
+    MAX_NAMED,
     Breakpoint,
     EngineOutput,
     EngineRequest,
@@ -58,6 +60,7 @@ from engine.scheduling.step_plan import (
     NOTHING,
     Embedded,
     Sampled,
+    ScheduledSequence,
     SchedulerOutput,
     Scored,
     check_computed,
@@ -169,6 +172,7 @@ class Scheduler:
         )
         state = RequestState(request.request_id, sequences, self._clock(), request.n)
         state.breakpoints = request.breakpoints
+        state.log_id = request.log_id or request.request_id
         self._requests[request.request_id] = state
         self._num_arrived += 1
         self._lanes.queues[request.lane].take(request.tenant)
@@ -295,6 +299,13 @@ class Scheduler:
             if entry.stands()  # not ended with an earlier choice of the same request
             for last in self._end(self._requests[entry.key[0]], "error", error_code)
         ]
+
+    def log_ids(self, entries: Iterable[ScheduledSequence]) -> str:
+        """Return what a line of the log calls the requests of a step, `MAX_NAMED` of them."""
+        ids = dict.fromkeys(
+            self._requests[each.key[0]].log_id for each in entries if each.key[0] in self._requests
+        )
+        return ", ".join(islice(ids, MAX_NAMED))
 
     # What there is
 

@@ -37,6 +37,7 @@ from engine.errors import (
 )
 from engine.fairness import LANE_WEIGHTS, QueueBound
 from engine.protocol import (
+    MAX_NAMED,
     Abort,
     ClientMessage,
     EngineOutput,
@@ -80,8 +81,6 @@ REOFFER_S = 30.0
 """A gateway that could not take what it was offered is asked again."""
 ABORT_TIMEOUT_S = 10.0
 """Bounds the steps, after the drain, in which the last requests are aborted."""
-MAX_NAMED = 256
-"""Requests that the log names when all that are under way fail."""
 FLUSH_TIMEOUT_S = 5.0
 """Bounds the time, after the drain, in which peers read their last frames."""
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -188,7 +189,7 @@ def test_a_failed_step_ends_its_requests_and_the_engine_lives_on(
         collect(self, launched)
         raise RuntimeError("out of memory")
 
-    core.add(request("a", ignore_eos=True))
+    core.add(msgspec.structs.replace(request("a", ignore_eos=True), log_id="req_1"))
     core.add(request("b", [8] * 40, ignore_eos=True, n=2))
     core.add(request("later", ignore_eos=True))
     monkeypatch.setattr(ModelRunner, "collect", fail_once)
@@ -198,7 +199,7 @@ def test_a_failed_step_ends_its_requests_and_the_engine_lives_on(
     assert [(o.index, o.finished) for o in failed if o.request_id == "b"] == [(0, False), (1, True)]
     assert all(o.finish_reason == "error" for o in failed)
     assert all(o.error_code == "engine_step_failed" for o in failed)
-    assert "out of memory" in caplog.text
+    assert "out of memory" in caplog.text and "of requests req_1, b" in caplog.text
     outputs = finish(core)
     assert {o.request_id for o in outputs} == {"later"} and ids(outputs) == before
     # What the failed step wrote is not in the prefix cache.

@@ -99,7 +99,8 @@ async def test_a_traceback_is_found_by_the_id_of_its_answer(
         answer = await client.post(CHAT, headers=BEARER | {"traceparent": TRACEPARENT}, json={})
     assert answer.status_code == 500
     lines = [json.loads(line) for line in caplog.text.splitlines()]
-    [found] = [each for each in lines if each.get("request") == answer.headers["x-request-id"]]
+    named = [each for each in lines if each.get("request") == answer.headers["x-request-id"]]
+    [found] = [each for each in named if "exception" in each]
     assert found["exception"].endswith("RuntimeError: provoked")
     assert found["trace"] == TRACE
     assert BEARER["authorization"] not in caplog.text
