@@ -359,7 +359,7 @@ class RequestState:
     """The deadline on the same clock; nothing of the sequence begins after it."""
     is_paused: bool = False
     log_id: str = ""
-    """What the log calls the request, as in `EngineRequest`."""
+    """Its name in the log, as in `EngineRequest`."""
     breakpoints: tuple[Breakpoint, ...] = ()
     prompt_tokens: int = field(init=False)
     cached_tokens: int = 0

@@ -32,6 +32,11 @@ def configure(level: str, *, json_lines: bool, process: str) -> None:
         logging.getLogger("engine.transport.client").setLevel(logging.WARNING)
 
 
+def worker_name(worker_id: str) -> str:
+    """Return what the log calls a worker; a supervisor's have ids that begin with their place."""
+    return f"worker-{worker_id}" if worker_id[:1].isdigit() else worker_id
+
+
 def last_error(path: Path, start: int) -> str:
     """The newest line of a log, from byte `start` on, that says why its writer left; one line.
 

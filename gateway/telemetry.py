@@ -23,7 +23,7 @@ from engine.protocol import Lane, ReplicaStatus
 from gateway.generation_events import MeteredUsage, RawBody, ReplicaEvent
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
-"""Of Prometheus' text format; Litestar adds the charset to each `text/`."""
+"""Prometheus' text format; Litestar adds the charset to each `text/`."""
 TTFT_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
     *(0.12, 0.14, 0.16, 0.18, 0.2, 0.225),
@@ -364,7 +364,7 @@ class RequestMeter:
         self.ttft_s: float | None = None
         self.queue_time_s: float | None = None
         self.billed: list[UsageEvent] = []
-        """Of all generations of the request."""
+        """The bills of all generations of the request."""
 
     def again(self) -> RequestMeter:
         """Return a meter for another generation of the same request."""

@@ -74,6 +74,7 @@ from gateway.inference.settlement import CrashSettlement
 from gateway.limits.ceilings import Ceilings
 from gateway.limits.limiter import Limiter
 from gateway.limits.refused_caps import RefusedCaps
+from gateway.logs import worker_name
 from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.service.service import open_mcp, open_tool_loops
 from gateway.networks import Networks
@@ -138,7 +139,8 @@ def create_app(
     """
     app = with_routes(settings.max_body_bytes)
     app.state.open = partial(open_services, settings, worker_id=worker_id, metrics=metrics)
-    app.state.open_access_log = partial(open_access_log, settings.logs, process=worker_id)
+    process = worker_name(worker_id)
+    app.state.open_access_log = partial(open_access_log, settings.logs, process=process)
     app.state.begin_drain = lambda: None
     app.state.drain_timeout_s = settings.drain_timeout_s
     app.state.public_url = settings.issuer

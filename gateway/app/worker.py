@@ -94,7 +94,7 @@ def run(
     spool broke.
     """
     json_lines = settings.logs.format == "json"
-    logs.configure(settings.log_level, json_lines=json_lines, process=worker_id)
+    logs.configure(settings.log_level, json_lines=json_lines, process=logs.worker_name(worker_id))
     _raise_file_limit()
     bound_unread(listener, settings.stalled_reader_s)
     if settings.public_url is None:

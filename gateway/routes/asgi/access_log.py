@@ -24,7 +24,7 @@ CLOSE_TIMEOUT_S = 2.0
 """How long the last lines may take at the end of a worker."""
 
 
-class Answer(NamedTuple):
+class NotedAnswer(NamedTuple):
     """One request that was answered, as the layer that counts it knows it. `model`: as the client
     wrote it."""
 
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 class TokenCounts(Struct, omit_defaults=True):
-    """What was billed, over all generations of the request."""
+    """Counts what was billed, over all generations of the request."""
 
     uncached: int = 0
     cache_read: int = 0
@@ -91,7 +91,7 @@ class AccessLog:
         self.shows_client = config.client_address
         self._json = config.format == "json"
         self._telemetry, self._process = telemetry, process
-        self._writer = LineWriter[Answer](
+        self._writer = LineWriter[NotedAnswer](
             self._encode, write, telemetry.access_lines_dropped.inc, name="access log"
         )
         self.note = self._writer.put
@@ -104,7 +104,7 @@ class AccessLog:
         finally:
             self._writer.close(CLOSE_TIMEOUT_S)
 
-    def to_line(self, answer: Answer) -> AccessLine:
+    def to_line(self, answer: NotedAnswer) -> AccessLine:
         line = AccessLine(
             time=to_time(answer.ended_at),
             level="info",
@@ -128,7 +128,7 @@ class AccessLog:
             add_usage(line, answer.meter)
         return line
 
-    def _encode(self, answer: Answer) -> bytes:
+    def _encode(self, answer: NotedAnswer) -> bytes:
         line = self.to_line(answer)
         return msgspec.json.encode(line) + b"\n" if self._json else to_human(line).encode()
 

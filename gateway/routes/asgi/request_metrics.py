@@ -17,7 +17,7 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, ReceiveMessage,
 from foundation.logs import LOG_CONTEXT
 from gateway.net.client_address import client_address
 from gateway.networks import Networks
-from gateway.routes.asgi.access_log import AccessLog, Answer
+from gateway.routes.asgi.access_log import AccessLog, NotedAnswer
 from gateway.routes.shared.request_state import ASKED_METHOD, CLIENT_LEFT, METER, MODEL, OUTCOME
 from gateway.telemetry import Telemetry
 
@@ -64,7 +64,7 @@ class RequestMetrics:
             access_log: AccessLog | None = shared.get(ACCESS_LOG)
             if access_log is not None:
                 access_log.note(
-                    Answer(
+                    NotedAnswer(
                         time.time(),
                         time.perf_counter() - begun_at,
                         state.get(ASKED_METHOD) or scope["method"],

@@ -20,7 +20,7 @@ from gateway.inference.metering import to_events
 from gateway.lanes import LaneDeadlines
 from gateway.networks import Networks
 from gateway.principal import Principal
-from gateway.routes.asgi.access_log import AccessLog, Answer
+from gateway.routes.asgi.access_log import AccessLog, NotedAnswer
 from gateway.routes.asgi.request_metrics import ACCESS_LOG
 from gateway.settings.file import LogsConfig
 from gateway.settings.load import load
@@ -107,7 +107,7 @@ def test_all_generations_of_a_request_are_counted_and_rated() -> None:
     meter.again().used(*billed(MeteredUsage(uncached_input=4, output=1)))
     log = AccessLog(LogsConfig(), telemetry, lambda lines: None, process="worker-0")
     line = log.to_line(
-        Answer(0.0, 1.5, "POST", CHAT, "200", LogContext(REQUEST), "m", WHO, meter, None)
+        NotedAnswer(0.0, 1.5, "POST", CHAT, "200", LogContext(REQUEST), "m", WHO, meter, None)
     )
     written = json.loads(msgspec.json.encode(line))
     assert written["tokens"] == {"uncached": 7, "cache_read": 2, "output": 5, "reasoning": 1}
@@ -118,7 +118,7 @@ def test_all_generations_of_a_request_are_counted_and_rated() -> None:
 
 def test_a_model_that_nobody_configured_is_not_repeated() -> None:
     log = AccessLog(LogsConfig(), Telemetry(models=["m"]), lambda lines: None, process="worker-0")
-    answer = Answer(0.0, 0.1, "POST", CHAT, "404", None, "a\nguess", None, None, None)
+    answer = NotedAnswer(0.0, 0.1, "POST", CHAT, "404", None, "a\nguess", None, None, None)
     line = json.loads(msgspec.json.encode(log.to_line(answer)))
     assert line["model"] == "-"
     assert {"request", "key", "tokens", "cost_pico_usd"}.isdisjoint(line)
