@@ -44,7 +44,7 @@ from gateway.processes.embedded_databases import (
     start_redis,
 )
 from gateway.processes.restarter import Restarter
-from gateway.processes.start_view import EngineStages, ReadyCard, StartView
+from gateway.processes.start_view import SERVING, EngineStages, ReadyCard, StartView
 from gateway.processes.watchdog import Watchdog
 from gateway.settings.child_environment import engine_environment, worker_environment
 from gateway.settings.load import Settings, own_environment, save
@@ -205,16 +205,20 @@ class Supervisor:
     async def _show_engines(self) -> None:
         """Show what each engine does until all has started."""
         shown = [
-            (f"model {model.name}", EngineStages(model.path))
+            (f"model {model.name}", EngineStages(model.path, model.engine))
             for model in self.settings.models
-            if model.starts_engine and model.path is not None
+            if model.starts_engine and model.path is not None and model.engine is not None
         ]
         for name, _ in shown:
             self._view.begin(name)
         while not self._started:
             for (name, stages), engine in zip(shown, self._engines, strict=False):
                 if engine.child is not None:
-                    self._view.step(name, *stages.look(engine.child.pid))
+                    step, done, total = stages.look(engine.child.pid)
+                    if step == SERVING:
+                        self._view.end(name)
+                    else:
+                        self._view.step(name, step, done, total)
             await asyncio.sleep(SHOW_INTERVAL_S)
         for name, _ in shown:
             self._view.end(name)
@@ -348,7 +352,7 @@ class Supervisor:
             credentials=self.home.credentials,
             shows_key=sys.stdout.isatty(),
         )
-        self._say(card.text())
+        self._view.show(card)
 
     async def _roll_when_asked(self) -> None:
         while True:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from gateway.processes.credentials_file import Credentials
-from gateway.processes.start_view import EngineStages, ReadyCard, StartView, about_model
+from gateway.processes.start_view import DrawnStage, EngineStages, ReadyCard, StartView, about_model
 from gateway.settings.load import load
 from gateway.settings.models import ModelConfig, ReplicaConfig
 
@@ -47,10 +48,12 @@ def test_a_stage_that_fails_is_not_called_ready() -> None:
     assert said == ["Starting: databases"]
 
 
-def engine(proc: Path, pid: int, read: int, *files: Path) -> None:
+def engine(proc: Path, pid: int, read: int, *files: Path, socket: str = "") -> None:
     """Write what /proc says of a process."""
     folder = proc / str(pid)
     (folder / "fd").mkdir(parents=True, exist_ok=True)
+    (folder / "net").mkdir(exist_ok=True)
+    (folder / "net" / "unix").write_text(f"Num RefCount Protocol Flags\n{socket}")
     (folder / "io").write_text(f"rchar: {read}\nwchar: 1\n")
     for each in (folder / "fd").iterdir():
         each.unlink()
@@ -63,7 +66,7 @@ def test_an_engine_is_followed_from_outside(tmp_path: Path) -> None:
     model.mkdir()
     weights = model / "model.safetensors"
     weights.write_bytes(bytes(1000))
-    stages = EngineStages(model, proc)
+    stages = EngineStages(model, "unix:/h/engine-0.sock", proc)
     assert stages.look(7) == ("starts", 0, 0), "it is gone"
     engine(proc, 7, 500, tmp_path / "torch.so")
     assert stages.look(7) == ("starts", 0, 0)
@@ -75,6 +78,10 @@ def test_an_engine_is_followed_from_outside(tmp_path: Path) -> None:
     assert stages.look(7) == ("reads its weights", 1000, 1000)
     engine(proc, 7, 9000)
     assert stages.look(7) == ("warms up", 0, 0)
+    engine(proc, 7, 9000, socket="0: 00000002 00000000 00010000 0001 01 9 /h/engine-0.sock\n")
+    assert stages.look(7) == ("serves", 0, 0)
+    engine(proc, 7, 9000, socket="0: 00000003 00000000 00000000 0001 03 9 /h/engine-0.sock\n")
+    assert stages.look(7) == ("warms up", 0, 0), "a connection of an earlier one"
     engine(proc, 8, 10)
     assert stages.look(8) == ("starts", 0, 0), "another process begins anew"
 
@@ -109,3 +116,36 @@ def test_what_a_model_is_comes_from_its_folder(tmp_path: Path) -> None:
     assert about_model(model).startswith("two lines xxx") and len(about_model(model)) <= 300
     (tmp_path / "about.md").write_text("\x1b[2J")
     assert about_model(model) == str(tmp_path)
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_what_is_drawn_fits_the_terminal(width: int) -> None:
+    stage = DrawnStage(name="model penny", began=0.0)
+    drawn = [stage.text(1.0, 11, width, ascii_only=False).plain]
+    stage.step, stage.done, stage.total = "reads its weights", 400_000_000, 990_000_000
+    drawn.append(stage.text(61.5, 11, width, ascii_only=False).plain)
+    assert ("400 of 990 MB" if width == 100 else "40%") in drawn[-1]
+    stage.ended = 62.25
+    drawn.append(stage.text(99.0, 11, width, ascii_only=True).plain)
+    assert drawn[-1] == "+ model penny  62.2 s"
+    assert all(cell_len(line) <= width for line in drawn)
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_a_card_on_a_terminal_breaks_no_command_and_no_call(width: int) -> None:
+    card = ReadyCard(
+        base_url=KNOWN.base_url,
+        model=load({}, {}).models[0],
+        known=KNOWN,
+        credentials=Path("/h/credentials.json"),
+        shows_key=True,
+    )
+    lines = card.styled(width).plain.splitlines()
+    call = [line for line in lines if line.startswith(("curl", "  -"))]
+    assert "\n".join(call) in card.text()
+    whole = ("`tollgate up --model Qwen/Qwen2.5-0.5B-Instruct`", "`tollgate keys create --name me`")
+    for each in whole:
+        assert any(each in line for line in lines)
+    rest = [line for line in lines if line not in call and not any(map(line.__contains__, whole))]
+    assert max(map(len, rest)) <= width
+    assert "".join("".join(lines).split()) == "".join(card.text().split())
