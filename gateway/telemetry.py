@@ -302,6 +302,10 @@ class Telemetry:
     def answered(self, *, route: str, model: str, status: str) -> None:
         self.requests_of(route, self.label(model), status).inc()
 
+    def know(self, models: Iterable[str]) -> None:
+        """Count these models by their names, too. Those that are gone keep what was counted."""
+        self.models |= frozenset(models)
+
     def label(self, model: str) -> str:
         return model if model in self.models else UNKNOWN_MODEL
 

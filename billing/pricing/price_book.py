@@ -102,6 +102,11 @@ class PriceBook:
         _parse(content, where, entries, rules)
         return cls(entries, rules)
 
+    def adopt(self, other: PriceBook) -> None:
+        """Have the prices of another book from now on, for all who hold this one."""
+        self._bases, self.lists = other._bases, other.lists
+        self._entries, self._spans = other._entries, other._spans
+
     def at(
         self,
         model: str,

@@ -11,7 +11,7 @@ import asyncio
 import hmac
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache, partial
 from importlib import import_module
@@ -19,7 +19,6 @@ from pathlib import Path
 from pkgutil import walk_packages
 from typing import Any
 
-import msgspec
 import redis.asyncio
 from litestar import Litestar, Request, Response
 from litestar.enums import ScopeType
@@ -37,12 +36,13 @@ from billing.invoices.invoicer import Invoicer
 from billing.ledger.spend_totals import ever_used
 from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool
-from engine.errors import EngineUnavailable
 from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet
 from gateway import routes
 from gateway.app.connection import LAST_REQUEST_S
+from gateway.app.live import LiveConfiguration
 from gateway.app.sealed_rows import periodic_sealing
+from gateway.app.served_models import START_WAIT_S, ServedModels
 from gateway.auth.assembly.auth import open_auth
 from gateway.auth.errors import AuthError, MissingScope
 from gateway.batches.endpoints import LineEndpoint, ask_response, ask_surface, in_anthropic_shape
@@ -55,10 +55,8 @@ from gateway.cache_report.leases import CacheLeases, both, place_of
 from gateway.cache_report.report import CacheReport
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.files.store import open_files
-from gateway.fleet.engine.kept_prefixes import OnAsked
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.router import Fleet, Route
-from gateway.fleet.upstream.routes import upstream_route
+from gateway.fleet.router import Fleet
 from gateway.health.readiness import Readiness
 from gateway.home import Home
 from gateway.http_errors.table import (
@@ -111,7 +109,6 @@ from gateway.wire.surfaces import MESSAGES, RESPONSES, SURFACES
 
 log = logging.getLogger(__name__)
 
-ENGINE_WAIT_S = 10.0
 REDIS_TIMEOUT_S = 2.0
 MAX_REDIS_CONNECTIONS = 64
 SHIP_TIMEOUT_S = 10.0
@@ -273,21 +270,20 @@ async def open_services(
     sealing.start()
     stack.push_async_callback(sealing.close)
     webhooks = open_webhooks(stack, secret, system_db, telemetry, allow_loopback=near)
-    engines = connect_engines(settings, settlement, leases)
-    fleet = await open_fleet(settings, resources, engines, leases)
+    models = await open_models(settings, resources, settlement, leases)
     report = start_cache_report(resources)
-    generation = open_generation(settings, resources, fleet, limiter, report.note)
+    generation = open_generation(settings, resources, models.fleet, limiter, report.note)
     responses = open_responses(settings, resources, generation)
     files = open_files(settings, resources)
     batches = open_batches(
         settings, resources, generation, files, on_booked, batch_endpoints(generation, responses)
     )
     stack.push_async_callback(drain, generation, 0)
-    return Services(
+    services = Services(
         generation=generation,
         telemetry=telemetry,
         readiness=Readiness(
-            fleet=fleet, redis=resources.redis, spool=spool, db=system_db, shipper=shipper
+            fleet=models.fleet, redis=resources.redis, spool=spool, db=system_db, shipper=shipper
         ),
         authenticator=auth.authenticator,
         authority=auth.authority,
@@ -299,8 +295,8 @@ async def open_services(
         cors_origins=auth.cors_origins,
         spool=spool,
         shipper=shipper,
-        engines=engines,
-        rooms={route.model: route.rooms for route in fleet.routes if route.rooms},
+        engines=models.engines,
+        rooms=models.rooms,
         authorization=auth.authorization,
         federation=auth.federation,
         webhooks=webhooks,
@@ -312,6 +308,10 @@ async def open_services(
         cache_report=report,
         trusted_proxies=Networks.of(settings.trusted_proxies),
     )
+    services.configuration = LiveConfiguration(
+        settings, resources=resources, services=services, models=models, leases=leases, auth=auth
+    )
+    return services
 
 
 async def open_resources(
@@ -446,48 +446,28 @@ async def open_limiter(settings: Settings, resources: Resources) -> Limiter:
     return limiter
 
 
-def connect_engines(
-    settings: Settings, settlement: CrashSettlement, leases: CacheLeases
-) -> dict[str, EngineClient]:
-    """Return a client for each in-repo model; each connects from now on."""
-    places = {model.name: model.engine for model in settings.models if model.engine is not None}
-    engines = {
-        name: EngineClient(
+async def open_models(
+    settings: Settings, resources: Resources, settlement: CrashSettlement, leases: CacheLeases
+) -> ServedModels:
+    """Open what serves the models; each engine's client connects from now on."""
+
+    def connect(name: str, address: str) -> EngineClient:
+        return EngineClient(
             address,
             on_orphan=partial(settlement.orphaned, name),
             on_lease=partial(leases.heard, place_of(address)),
         )
-        for name, address in places.items()
-    }
-    leases.watch({place_of(address): engines[name] for name, address in places.items()})
-    for client in engines.values():
-        client.start()
-    return engines
 
-
-async def open_fleet(
-    settings: Settings, resources: Resources, engines: dict[str, EngineClient], leases: CacheLeases
-) -> Fleet:
-    stack = resources.stack
-    threads = PrepareThreads()
+    stack, threads = resources.stack, PrepareThreads()
     stack.callback(threads.close)
-    fleet = build_fleet(settings, engines, threads, leases.asked)
+    models = ServedModels(connect, threads, leases.asked)
+    wanted = await models.prepare(settings, wait_s=START_WAIT_S)
+    models.swap(wanted)
+    leases.watch({place_of(each): client for each, client in models.clients.items()})
     leases.start()
     stack.push_async_callback(leases.close)
-    await await_engines(engines.values())
-    await fleet.start()
-    stack.push_async_callback(fleet.close)
-    return fleet
-
-
-async def await_engines(engines: Iterable[EngineClient]) -> None:
-    """Accept nobody before the engines answer, so that a worker which replaces another refuses no
-    request that the other would have served; but start all the same where an engine is away."""
-    try:
-        async with asyncio.timeout(ENGINE_WAIT_S):
-            await asyncio.gather(*(engine.wait_connected(ENGINE_WAIT_S) for engine in engines))
-    except (TimeoutError, EngineUnavailable):
-        log.warning("starting without every engine")
+    stack.push_async_callback(models.close)
+    return models
 
 
 def open_pool(settings: Settings, stack: AsyncExitStack, role: str) -> AsyncEngine:
@@ -513,30 +493,6 @@ def connect_redis(url: str) -> redis.asyncio.Redis:
         max_connections=MAX_REDIS_CONNECTIONS,
         retry=Retry(NoBackoff(), 0),
     )
-
-
-def build_fleet(
-    settings: Settings,
-    engines: dict[str, EngineClient],
-    threads: PrepareThreads,
-    on_asked: OnAsked,
-) -> Fleet:
-    routes: list[Route] = []
-    for model in settings.models:
-        if model.path is None:
-            routes.append(upstream_route(model, threads, settings))
-        else:
-            from gateway.fleet.engine.routes import engine_routes  # loads the tokenizers library
-
-            routes += engine_routes(model, engines[model.name], threads, on_asked)
-    compat, found = settings.compat, {}
-    for model in settings.models:
-        for name in (model.name, *(each.name for each in model.adapters)):
-            found[name] = {
-                "ignores_unknown": (model.unknown_fields or compat.unknown_fields) == "ignore",
-                "speaks_vllm": (model.dialect or compat.dialect) == "vllm",
-            }
-    return Fleet(msgspec.structs.replace(route, **found[route.model]) for route in routes)
 
 
 def cache_salts(secret: bytes) -> Callable[[str], str]:

@@ -11,7 +11,6 @@ import asyncio
 import gc
 import logging
 import math
-import os
 import resource
 import signal
 import socket
@@ -28,7 +27,9 @@ from billing.spool.spool import Spool
 from gateway import logs
 from gateway.app.connection import ClientConnection
 from gateway.app.create import create_app
+from gateway.app.settings_follower import ReadAgain, SettingsFollower
 from gateway.net.listener import bound_unread, local_address, origin
+from gateway.routes.shared.services import Services
 from gateway.settings.load import Settings
 
 log = logging.getLogger(__name__)
@@ -85,9 +86,12 @@ def run(
     *,
     worker_id: str,
     metrics: Path | None = None,
-    ready_fd: int | None = None,
+    number: int = 0,
+    read_again: ReadAgain,
+    report_fd: int | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `ready_fd` gets one byte and is closed once it accepts.
+    """Serve until SIGTERM or SIGINT; at SIGHUP take up what `read_again` returns. `number`: of the
+    settings. `report_fd`: gets reports, the first once it accepts connections.
 
     `worker_id` names its spool folder: no two living workers of a home may share it. `metrics`: the
     folder of prometheus-client's multiprocess mode, where there is one. Raises: SystemExit when the
@@ -105,16 +109,18 @@ def run(
     config = server_config(app, settings, connections)
 
     def started() -> None:
-        watch.append(asyncio.create_task(leave_when_broken(app.state.services.spool, server)))
-        if ready_fd is not None:
-            os.write(ready_fd, b"1")
-            os.close(ready_fd)
+        services: Services = app.state.services
+        watch.append(asyncio.create_task(leave_when_broken(services.spool, server)))
+        if services.configuration is not None:
+            follower = SettingsFollower(services.configuration, read_again, number, report_fd)
+            reading.append(asyncio.create_task(follower.run(), name="follow settings"))
 
     def leaving() -> None:
         connections.leaving = True
         app.state.begin_drain()
 
     watch: list[asyncio.Task[None]] = []
+    reading: list[asyncio.Task[None]] = []
     server = _UvicornServer(config, on_started=started, on_leaving=leaving)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(server.serve(sockets=[listener]))

@@ -69,6 +69,10 @@ class CacheLeases(Flusher):
         """Watch the engines by where they are (`place_of`)."""
         self._engines = engines
 
+    def follow(self, models: Iterable[ModelConfig]) -> None:
+        """Take up other models. What was asked of one that is gone is still booked as leased."""
+        self._leased_models |= frozenset(leased_models(models))
+
     def asked(self, attempt_id: str, asked: KeepRequest) -> None:
         self._asked.put(attempt_id, asked)
 

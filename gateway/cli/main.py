@@ -7,6 +7,8 @@ import secrets
 import socket
 import sys
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +49,7 @@ from gateway.cli.shared.target import examples
 from gateway.cli.shared.times import to_day
 from gateway.principal import KEY_LANES, KEY_LIMIT_NAMES
 from gateway.settings.file import Flags, SettingsError
-from gateway.settings.load import Settings, is_text, load, restore
+from gateway.settings.load import SavedSettings, Settings, is_text, load, restore
 
 if TYPE_CHECKING:
     from gateway.tenancy.keys.keys import CreatedKey, KeyRow
@@ -128,7 +130,8 @@ def gateway(**flags: Flags) -> None:
 
     For a container or a systemd unit: Postgres and Redis must be configured, `tollgate migrate`
     must have run, and the engines of models with a path must run elsewhere (`engine = "tcp:..."`).
-    SIGTERM drains.
+    SIGTERM drains. SIGHUP reads the settings again and takes up what is live of them; what is
+    fixed with a process is refused.
     """
     settings = load(flags)
     for key in ("database_url", "redis_url"):
@@ -139,6 +142,7 @@ def gateway(**flags: Flags) -> None:
     from gateway.home import Home, RestoreUnfinished
     from gateway.net import listener
     from gateway.processes.model_folders import check_models
+    from gateway.settings.changes import refuse_what_is_fixed
 
     check_models(settings, weights=False)
     try:
@@ -146,7 +150,16 @@ def gateway(**flags: Flags) -> None:
         bound = listener.bind(settings.host, settings.port)
     except (RestoreUnfinished, listener.AddressError) as error:
         refuse(error, status=2)
-    worker.run(settings, bound, worker_id=f"gateway-{secrets.token_hex(4)}")
+    numbers = count(1)
+
+    def read_again() -> SavedSettings:
+        fresh = fetch_models(load(flags), weights=False)
+        check_models(fresh, weights=False)
+        refuse_what_is_fixed(settings, fresh)
+        return SavedSettings(number=next(numbers), settings=fresh)
+
+    worker_id = f"gateway-{secrets.token_hex(4)}"
+    worker.run(settings, bound, worker_id=worker_id, read_again=read_again)
 
 
 @tollgate.command("worker", hidden=True)
@@ -156,23 +169,25 @@ def gateway(**flags: Flags) -> None:
 )
 @click.option("--listen-fd", type=int, required=True, help="The descriptor of a bound socket.")
 @click.option(
-    "--ready-fd", type=int, required=True, help="The descriptor that gets a byte once it accepts."
+    "--report-fd", type=int, required=True, help="The descriptor that gets what it reports."
 )
-def worker_process(worker_id: str, settings_file: Path, listen_fd: int, ready_fd: int) -> None:
+def worker_process(worker_id: str, settings_file: Path, listen_fd: int, report_fd: int) -> None:
     """Run a worker of `tollgate up`, which alone calls this."""
     from gateway.app import worker
     from gateway.home import Home
 
     try:
-        settings = restore(settings_file)
+        saved = restore(settings_file)
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         refuse(f"--settings: {type(error).__name__}: {error}", status=2)
     worker.run(
-        settings,
+        saved.settings,
         socket.socket(fileno=listen_fd),
         worker_id=worker_id,
-        metrics=Home(settings.home).metrics,
-        ready_fd=ready_fd,
+        metrics=Home(saved.settings.home).metrics,
+        number=saved.number,
+        read_again=partial(restore, settings_file),
+        report_fd=report_fd,
     )
 
 

@@ -50,8 +50,9 @@ def affinity(request: GenerateRequest, principal: Principal) -> bytes | None:
     return hashlib.blake2b(f"{principal.org_id}\n{request.cache_key}".encode()).digest()
 
 
-class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as customers name it, and what serves it."""
+class Route(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
+    """A model as customers name it, and what serves it. Whoever uses a replica of it holds the
+    route until then: one that was replaced closes its replicas when nobody does."""
 
     model: str
     kind: ModelKind
@@ -98,6 +99,13 @@ class Fleet:
     @property
     def routes(self) -> Sequence[Route]:
         return tuple(self._routes.values())
+
+    def replace(self, routes: Iterable[Route]) -> None:
+        """Serve these from now on. Replicas that are in none of them are the caller's to close,
+        once nobody holds their route any more."""
+        self._routes = {route.model: route for route in routes}
+        served = set(self._replicas())
+        self._failures = {each: it for each, it in self._failures.items() if each in served}
 
     def resolve(self, model: str, principal: Principal) -> Route:
         """Raises UnknownModel, for what is not served and for what it may not use alike."""

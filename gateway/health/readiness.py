@@ -147,13 +147,22 @@ class Readiness:
         self._stores: dict[Kind, Store] = {"postgres": Store(), "redis": Store()}
         self._disk: Disk | None = None
         self._since: dict[tuple[Kind, str], tuple[State, int]] = {}
-        replicas = (each for route in fleet.routes for each in route.replicas)
-        self._observations = SharedObservations(
-            redis, [each for each in replicas if isinstance(each, ObservedReplica)]
-        )
+        self._observations = self._shared_observations()
 
     def begin_drain(self) -> None:
         self._draining = True
+
+    def follow(self) -> None:
+        """Take up what the fleet serves now. A model that came later is not waited for: while it is
+        away the others are served."""
+        served = {route.model: route.replicas for route in self._fleet.routes}
+        self._never_seen = {model: served[model] for model in self._never_seen if model in served}
+        self._observations = self._shared_observations()
+
+    def _shared_observations(self) -> SharedObservations:
+        replicas = (each for route in self._fleet.routes for each in route.replicas)
+        observed = [each for each in replicas if isinstance(each, ObservedReplica)]
+        return SharedObservations(self._redis, observed)
 
     def observe(self) -> None:
         """Note which engines are connected: each must have been so once before the start is

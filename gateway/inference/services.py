@@ -21,8 +21,9 @@ CacheSalts = Callable[[str], str]
 """org id -> prefix-cache namespace that no tenant can guess."""
 
 
-class GenerationServices(msgspec.Struct, frozen=True, kw_only=True):
-    """The services that a generation needs of the process, wired once in `app`."""
+class GenerationServices(msgspec.Struct, kw_only=True):
+    """The services that a generation needs of the process, wired once in `app`. Other settings
+    replace the deadlines."""
 
     fleet: Fleet
     limiter: Limiter

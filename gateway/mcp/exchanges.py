@@ -45,6 +45,10 @@ class Exchanges:
         self._db, self._tokens, self._keys = db, tokens, keys
         self._issuer, self._clients, self._wall_clock = issuer, clients, wall_clock
 
+    def replace(self, clients: Mapping[str, UpstreamClient]) -> None:
+        """Exchange at the issuers of these servers from now on."""
+        self._clients = clients
+
     def has(self, server: str) -> bool:
         return server in self._clients
 
@@ -90,9 +94,15 @@ def open_exchanges(
 ) -> Exchanges:
     """Open the exchanges of the settings. Raises: SettingsError, for a secret that the environment
     does not have."""
-    clients = {
+    clients = exchange_clients(settings)
+    return Exchanges(db=db, tokens=tokens, keys=keys, issuer=settings.issuer, clients=clients)
+
+
+def exchange_clients(settings: Settings) -> dict[str, UpstreamClient]:
+    """Return what we are at the issuers of the servers that take our word, by server. Raises:
+    SettingsError."""
+    return {
         each.name: UpstreamClient(**client_fields(each.oauth))
         for each in settings.mcp.servers
         if each.oauth is not None and each.oauth.grant == EXCHANGE
     }
-    return Exchanges(db=db, tokens=tokens, keys=keys, issuer=settings.issuer, clients=clients)

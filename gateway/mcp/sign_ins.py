@@ -73,6 +73,10 @@ class SignIns:
         self._servers = {each.name: each for each in servers}
         self._turns = asyncio.Semaphore(MAX_DISCOVERING)
 
+    def replace(self, servers: Sequence[SignedInAt]) -> None:
+        """Have people sign in at these servers from now on."""
+        self._servers = {each.name: each for each in servers}
+
     def url(self, owner: UpstreamOwner, server: str) -> str | None:
         """Return the URL of the page where a sign-in begins; None: nobody signs in there."""
         at = self._servers.get(server)
@@ -168,7 +172,6 @@ def open_sign_ins(
     """Open the sign-ins. Raises: SettingsError, for a secret that the environment does not have."""
     ours = ourselves(settings.issuer)
     discovery = Discovery(egress)
-    found = [to_signed_in_at(each) for each in settings.mcp.servers]
     return SignIns(
         db=db,
         vault=vault,
@@ -176,8 +179,15 @@ def open_sign_ins(
         sign_in=SignIn(discovery, Registration(egress, ours), consents),
         challenges=challenges,
         issuer=settings.issuer,
-        servers=[each for each in found if each is not None],
+        servers=signed_in_at(settings),
     )
+
+
+def signed_in_at(settings: Settings) -> list[SignedInAt]:
+    """Return the servers that people sign in at. Raises: SettingsError, for a secret that the
+    environment does not have."""
+    found = [to_signed_in_at(each) for each in settings.mcp.servers]
+    return [each for each in found if each is not None]
 
 
 def ourselves(issuer: str) -> OwnMetadata:

@@ -47,7 +47,7 @@ from gateway.processes.restarter import Restarter
 from gateway.processes.start_view import SERVING, EngineStages, ReadyCard, StartView
 from gateway.processes.watchdog import Watchdog
 from gateway.settings.child_environment import engine_environment, worker_environment
-from gateway.settings.load import Settings, own_environment, save
+from gateway.settings.load import SavedSettings, Settings, own_environment, save
 from gateway.settings.models import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ class Supervisor:
             self._start_databases(base_url(listener)),
             *(engine.begin() for engine in self._engines),
         )
-        save(self.settings, self.home.worker_settings)
+        save(SavedSettings(number=1, settings=self.settings), self.home.worker_settings)
         for slot in range(self.settings.workers):
             worker = Restarter(
                 f"worker-{slot}", partial(self._start_worker, slot, listener.fileno())
@@ -275,7 +275,7 @@ class Supervisor:
                 [
                     *(sys.executable, "-m", "gateway", "worker", "--id", incarnation),
                     *("--settings", str(self.home.worker_settings)),
-                    *("--listen-fd", str(listen_fd), "--ready-fd", str(writer)),
+                    *("--listen-fd", str(listen_fd), "--report-fd", str(writer)),
                 ],
                 run=self.home.run,
                 log=self.home.logs / f"worker-{slot}.log",

@@ -169,19 +169,26 @@ def load_report(
     )
 
 
-def save(settings: Settings, path: Path) -> None:
+class SavedSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings as the workers of `tollgate up` read them. `number` grows with each reload."""
+
+    number: int
+    settings: Settings
+
+
+def save(saved: SavedSettings, path: Path) -> None:
     """Write what `restore` reads, for this user only: a database URL may hold a password."""
     fresh = path.with_suffix(".new")
     fresh.unlink(missing_ok=True)
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(settings, enc_hook=str))
+        file.write(msgspec.json.encode(saved, enc_hook=str))
     fresh.rename(path)
 
 
-def restore(path: Path) -> Settings:
+def restore(path: Path) -> SavedSettings:
     """Read back what `save` wrote. Raises: OSError, msgspec.DecodeError."""
-    return msgspec.json.decode(path.read_bytes(), type=Settings, dec_hook=decode_path)
+    return msgspec.json.decode(path.read_bytes(), type=SavedSettings, dec_hook=decode_path)
 
 
 def read_secret(variable: str, field: str = "api_key_env") -> str:

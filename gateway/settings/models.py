@@ -106,6 +106,8 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     """True where `tollgate up` runs that engine; False where somebody else does."""
     engine_options: EngineOptions = EngineOptions()
     """All that an engine which is started here is started with."""
+    shares_memory: bool = False
+    """Nobody says how large its KV cache is: its share depends on how many engines there are."""
     adapters: tuple[AdapterConfig, ...] = ()
     """Beside the model as it is."""
     cache_contract: ContractName = DEFAULT_CONTRACT
@@ -211,6 +213,7 @@ def _to_model(model: WrittenModel, position: int, engine: EngineTable, home: Hom
         engine=model.engine or f"unix:{home.engine_socket(position)}",
         starts_engine=starts_engine,
         engine_options=_options(engine, model.engine_options) if starts_engine else EngineOptions(),
+        shares_memory=starts_engine and KV_CACHE_SIZES.isdisjoint(model.engine_options),
         adapters=tuple(_to_adapters(model, at)),
         cache_contract=model.cache_contract or DEFAULT_CONTRACT,
         chat_template=_template(model, at),

@@ -13,15 +13,17 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from foundation.http1 import Resolver
+from foundation.retirement import Retirement
 from foundation.tasks import SharedTasks, TaskSet
 from mcp_bridge.errors import BridgeError
 from mcp_bridge.names import checked_label
 from mcp_bridge.protocol.continuation import Sealer
-from mcp_bridge.routing.endpoint import Endpoint
+from mcp_bridge.routing.endpoint import ClientContext, Endpoint
 from mcp_bridge.routing.guard import Guard
 from mcp_bridge.routing.pruning import Pruner
 from mcp_bridge.routing.sessions import Sessions
@@ -82,6 +84,7 @@ class Bridge:
         self.info, self._guard = info, guard or Guard()
         self._upstreams: OrderedDict[tuple[UpstreamOwner, str], Upstream] = OrderedDict()
         self._closing = TaskSet()
+        self._retirement = Retirement()
         self.relay = Relay(redis)
         self.relay.handlers[CHANGED] = self._take_change
         self._telling: SharedTasks[tuple[str, str], None] = SharedTasks("mcp changed offer")
@@ -115,6 +118,7 @@ class Bridge:
         for upstream in self._upstreams.values():
             await upstream.close()
         await self._closing.wait()
+        await self._retirement.close()
 
     def endpoint(
         self,
@@ -142,6 +146,40 @@ class Bridge:
             keeps_names=keeps_names,
             pruner=self._pruner if prunes else None,
         )
+
+    def replace(
+        self,
+        servers: Iterable[ServerConfig],
+        *,
+        sampler: Sampler | None = None,
+        pruner: Pruner | None = None,
+    ) -> None:
+        """Have these servers from now on, without an await. One that changed or is gone ends what
+        it does, and is closed then; who listens is told of lists that changed. Raises: BadServer,
+        NameRefused; then nothing has changed."""
+        self._servers = check_servers(servers)
+        self._sampler, self._pruner = sampler, pruner
+        configs = {each.name: each for each in self._servers}
+        for key, upstream in list(self._upstreams.items()):
+            if configs.get(upstream.name) == upstream.config:
+                upstream.sampler = sampler
+                continue
+            del self._upstreams[key]
+            self._transports.forget(upstream.name)
+            self._retirement.add(upstream, upstream.transport.close)
+        self.watches.renew(self._renewed)
+
+    def _renewed(self, context: ClientContext) -> Endpoint:
+        """Return the endpoint of a client that listens, as it is now."""
+        caller, before = context.caller, context.endpoint
+        found = self.endpoint(
+            caller.org_id,
+            before.key or None,
+            caller.user_id,
+            project_id=caller.project_id,
+            prunes=before.pruner is not None,
+        )
+        return found or msgspec.structs.replace(before, upstreams=(), keeps_names=False)
 
     @property
     def servers(self) -> tuple[str, ...]:

@@ -13,11 +13,12 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 
+import msgspec
 from redis.exceptions import RedisError
 
 from foundation.tasks import TaskSet
 from mcp_bridge.protocol.eras import LIST_CHANGES
-from mcp_bridge.routing.endpoint import ClientContext
+from mcp_bridge.routing.endpoint import ClientContext, Endpoint
 from mcp_bridge.routing.guard import Guard
 from mcp_bridge.upstream.upstream import Upstream
 from mcp_bridge.worker_relay import Payload, Relay
@@ -42,9 +43,22 @@ class Watch:
         self._turns = turns
         self._poked = asyncio.Event()
         self._known: dict[str, Mapping[str, bytes]] = {}
+        self._lost = False
+        """Whether a server is gone that lists were of."""
 
     def poke(self) -> None:
         self._poked.set()
+
+    def renew(self, endpoint: Endpoint) -> None:
+        """Watch the servers that are there now: those that changed or are new are looked at."""
+        before = self.context.endpoint.upstreams
+        if before == endpoint.upstreams:
+            return
+        names = {each.name for each in endpoint.upstreams}
+        self._lost = self._lost or any(each.name not in names for each in before)
+        self._known = {name: it for name, it in self._known.items() if name in names}
+        self.context = msgspec.structs.replace(self.context, endpoint=endpoint)
+        self.poke()
 
     async def begin(self) -> None:
         """Note what counts as known from now on.
@@ -65,7 +79,8 @@ class Watch:
             self._poked.clear()
             looks, is_whole = await self._look()
             try:
-                for method in self._changed(looks):
+                lost, self._lost = self._lost, False
+                for method in LIST_CHANGES if lost else self._changed(looks):
                     await tell(method)
             except Exception:
                 log.warning("mcp: a changed list is not told yet", exc_info=True)
@@ -140,6 +155,12 @@ class Watches:
             self._open[org_id].discard(watch)
             if not self._open[org_id]:
                 del self._open[org_id]
+
+    def renew(self, endpoint_of: Callable[[ClientContext], Endpoint]) -> None:
+        """Have each listener watch its endpoint as it is now."""
+        for watches in self._open.values():
+            for watch in watches:
+                watch.renew(endpoint_of(watch.context))
 
     def decided(self, org_id: str | None) -> None:
         """Check the lists again after approvals or rules of an org changed; None: of any org. Items

@@ -113,6 +113,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_samples: int = 8
     """Samplings by a model of ours during one call."""
 
+    fingerprint: str = ""
+    """Tells the connections of one configuration of a server from those of another."""
+
     @property
     def address(self) -> str:
         """Return the URL or the command, for people."""
@@ -180,7 +183,7 @@ class Upstream:
         self.config, self.sampler, self._on_notice = config, sampler, on_notice
         self.name = config.name
         self._info = info
-        self._transport = transport
+        self.transport = transport
         self.breaker = Breaker(config.name)
         self._ids = 0
         self._described: dict[bool, ServerDescription] = {}
@@ -196,7 +199,7 @@ class Upstream:
         """Until this monotonic time no streams outside of requests are opened: it has none."""
 
     async def close(self) -> None:
-        await self._transport.close()
+        await self.transport.close()
 
     def to_server_envelope(self, envelope: Envelope) -> Envelope:
         """Return a caller's envelope for the server, with `sampling` as it is configured."""
@@ -228,7 +231,7 @@ class Upstream:
         attempt, is_open = self._attempt(), True
         try:
             request = TransportRequest(method, body, headers, endless, self._noticed, on_sent)
-            async with self._transport.ask(request) as answer:
+            async with self.transport.ask(request) as answer:
                 failure = f"status_{answer.status}" if answer.status >= 500 else None
                 self.breaker.report(attempt, failure=failure)
                 is_open = False

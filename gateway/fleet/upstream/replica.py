@@ -145,12 +145,10 @@ class UpstreamReplica:
         """Do nothing: connections are made as they are needed."""
 
     async def close(self) -> None:
-        """Cut open attempts off, then close."""
+        """Cut open attempts off, then close. Its room is closed by whoever made it."""
         for attempt in self._attempts.values():
             attempt.abort()
         self._pool.close()
-        if self._room is not None:
-            self._room.close()
 
     def health(self) -> ReplicaHealth:
         num_open, room = len(self._attempts), self._room

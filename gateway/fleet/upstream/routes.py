@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -16,8 +18,13 @@ from gateway.settings.load import Settings, read_secret
 from gateway.settings.models import ModelConfig
 
 
-def upstream_route(model: ModelConfig, threads: PrepareThreads, settings: Settings) -> Route:
-    rooms = [room_before(model, position, settings) for position in range(len(model.replicas))]
+def upstream_route(
+    model: ModelConfig,
+    threads: PrepareThreads,
+    settings: Settings,
+    rooms: Sequence[WaitingRoom | None],
+) -> Route:
+    """`rooms`: one for each of its replicas, where that has one."""
     encode = None if model.tokenizer is None else load_encode(model.tokenizer)
     replicas = tuple(
         UpstreamReplica(
@@ -42,19 +49,61 @@ def upstream_route(model: ModelConfig, threads: PrepareThreads, settings: Settin
     return Route(model=model.name, kind="upstream", replicas=replicas, rooms=bounded)
 
 
-def room_before(model: ModelConfig, position: int, settings: Settings) -> WaitingRoom | None:
-    """Return the waiting room of an upstream that takes only so many requests at once; None where
-    it has no such bound. What it takes at once is shared by the gateways of this home: if there is
-    but one, with the one that replaces it. It has the same file wherever it stands in the
-    configuration."""
-    replica = model.replicas[position]
-    if replica.max_concurrency is None:
-        return None
-    share = replica.max_concurrency // settings.workers
-    twins = [each for each in model.replicas[:position] if each.account == replica.account]
-    path = Home(settings.home).places_of(model.name, *replica.account, len(twins))
-    slots = SharedSlots(path, replica.max_concurrency, share=share)
-    return WaitingRoom(share, slots=slots)
+class Rooms:
+    """The waiting rooms of one process, each before an upstream that takes only so many requests at
+    once. What it takes at once is shared by the gateways of this home: if there is but one, with
+    the one that replaces it. It has the same file wherever it stands in the configuration, and
+    another one for another bound. There is one room for a file, also for a replica and the one that
+    replaces it: POSIX locks belong to a process."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[Path, WaitingRoom] = {}
+        self._uses: Counter[Path] = Counter()
+
+    def take(self, model: ModelConfig, settings: Settings) -> list[WaitingRoom | None]:
+        """Return the rooms before the replicas of a model; None before one without a bound. They
+        are given back once."""
+        return [self._take(path, model, at, settings) for at, path in places_of(model, settings)]
+
+    def give_back(self, model: ModelConfig, settings: Settings) -> None:
+        """Close those of a model's rooms that nobody uses any more."""
+        for _, path in places_of(model, settings):
+            if path is not None:
+                self._uses[path] -= 1
+                if not self._uses[path]:
+                    del self._uses[path]
+                    self._rooms.pop(path).close()
+
+    def close(self) -> None:
+        for room in self._rooms.values():
+            room.close()
+        self._rooms.clear()
+        self._uses.clear()
+
+    def _take(
+        self, path: Path | None, model: ModelConfig, position: int, settings: Settings
+    ) -> WaitingRoom | None:
+        number = model.replicas[position].max_concurrency
+        if path is None or number is None:
+            return None
+        if path not in self._rooms:
+            share = number // settings.workers
+            self._rooms[path] = WaitingRoom(share, slots=SharedSlots(path, number, share=share))
+        self._uses[path] += 1
+        return self._rooms[path]
+
+
+def places_of(model: ModelConfig, settings: Settings) -> Iterator[tuple[int, Path | None]]:
+    """Yield the positions of a model's replicas, and the files of their slots. None: no bound."""
+    home = Home(settings.home)
+    accounts: list[tuple[str, str, str | None]] = []
+    for position, replica in enumerate(model.replicas):
+        bound, twins = replica.max_concurrency, accounts.count(replica.account)
+        accounts.append(replica.account)
+        path = None
+        if bound is not None:
+            path = home.places_of(model.name, *replica.account, twins, bound)
+        yield position, path
 
 
 def load_encode(path: Path) -> Encode:

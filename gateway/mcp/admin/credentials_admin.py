@@ -3,7 +3,7 @@ change."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from redis.asyncio import Redis
@@ -14,9 +14,9 @@ from gateway.auth.oauth.tokens.signing_keys import KeyRing
 from gateway.db import tenant
 from gateway.mcp.clients import is_signed_in_at
 from gateway.mcp.credentials import Challenges, VaultCredentials
-from gateway.mcp.exchanges import open_exchanges
+from gateway.mcp.exchanges import Exchanges, exchange_clients, open_exchanges
 from gateway.mcp.known import ChangeFeed, announce
-from gateway.mcp.sign_ins import CALLBACK, SignIns, open_sign_ins, start_url
+from gateway.mcp.sign_ins import CALLBACK, SignIns, open_sign_ins, signed_in_at, start_url
 from gateway.net.egress import Egress
 from gateway.secret import Cipher, Secret
 from gateway.settings.load import Settings
@@ -48,10 +48,33 @@ class UpstreamVault:
         vault: Vault,
         shown: VaultCredentials,
         sign_ins: SignIns,
+        exchanges: Exchanges,
+        egress: IssuerEgress,
         servers: Mapping[str, Audience],
     ) -> None:
         self.shown, self.sign_ins, self._servers = shown, sign_ins, servers
+        self._exchanges, self._egress = exchanges, egress
+        self._hosts: Mapping[str, object] = {}
+        """The hosts that issuers may be at, by server; as they were replaced last."""
         self._db, self._redis, self._vault = db, redis, vault
+
+    def prepare(self, settings: Settings) -> Callable[[], None]:
+        """Return what takes up the servers of other settings, at once. Raises: SettingsError, for a
+        secret that the environment does not have."""
+        signed_in, clients = signed_in_at(settings), exchange_clients(settings)
+        servers = shown_servers(settings)
+        found = {each.name: issuer_hosts_of(each) for each in settings.mcp.servers}
+        hosts = {name: near for name, near in found.items() if near}
+
+        def swap() -> None:
+            self._servers = servers
+            self.sign_ins.replace(signed_in)
+            self._exchanges.replace(clients)
+            if hosts != self._hosts:
+                self._hosts = hosts
+                self._egress.replace(issuer_clients(settings))
+
+        return swap
 
     def _check(self, name: str, org_id: str, project_id: str | None) -> None:
         """Raises: NotFound."""
@@ -119,10 +142,23 @@ class UpstreamVault:
 
 def open_egress(settings: Settings) -> IssuerEgress:
     """Open the client that asks issuers; the caller closes it."""
+    everybodys = Egress(allow_loopback=settings.egress_to_loopback)
+    return IssuerEgress(everybodys, issuer_clients(settings))
+
+
+def issuer_clients(settings: Settings) -> dict[str, Egress]:
+    """Return the clients for issuers that lie where the operator says, by server."""
     loopback = settings.egress_to_loopback
     found = {each.name: issuer_hosts_of(each) for each in settings.mcp.servers}
-    own = {name: Egress(allow_loopback=loopback, near=near) for name, near in found.items() if near}
-    return IssuerEgress(Egress(allow_loopback=loopback), own)
+    return {
+        name: Egress(allow_loopback=loopback, near=near) for name, near in found.items() if near
+    }
+
+
+def shown_servers(settings: Settings) -> dict[str, Audience]:
+    """Return whom the servers are there for that are shown a credential, by server."""
+    servers = settings.mcp.servers
+    return {each.name: to_audience(each) for each in servers if each.credential != "none"}
 
 
 @asynccontextmanager
@@ -187,13 +223,14 @@ async def open_vault(
             redirect_uri=settings.issuer + CALLBACK,
         ),
     )
+    exchanges = open_exchanges(settings, db=db, tokens=tokens, keys=keys)
     shown = VaultCredentials(
         db=db,
         vault=vault,
         tokens=tokens,
         challenges=challenges,
         sign_in_url=sign_ins.url,
-        exchanges=open_exchanges(settings, db=db, tokens=tokens, keys=keys),
+        exchanges=exchanges,
     )
     feed.forgetting.append(shown.forget)
     return UpstreamVault(
@@ -202,9 +239,7 @@ async def open_vault(
         vault=vault,
         shown=shown,
         sign_ins=sign_ins,
-        servers={
-            each.name: to_audience(each)
-            for each in settings.mcp.servers
-            if each.credential != "none"
-        },
+        exchanges=exchanges,
+        egress=egress,
+        servers=shown_servers(settings),
     )

@@ -108,6 +108,11 @@ class PinsAdmin:
         self._kept: OrderedDict[tuple[str, str], Look] = OrderedDict()
         feed.forgetting.append(self._forget)
 
+    def replace(self, servers: Sequence[ServerConfig], meaning: MeaningScan | None) -> None:
+        """Look at these servers from now on, all anew."""
+        self._servers, self._meaning = {each.name: each for each in servers}, meaning
+        self._kept.clear()
+
     def of_org(self, org_id: str) -> dict[str, ServerConfig]:
         """Return the servers that are there for an org, by name."""
         found = self._servers.items()

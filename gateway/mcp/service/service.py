@@ -3,10 +3,13 @@ Servers are dialled at checked addresses."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from billing.money import Pico
 from gateway.audit.log import Actor
@@ -23,11 +26,12 @@ if TYPE_CHECKING:
     from gateway.auth.assembly.auth import Auth
     from gateway.mcp.admin.credentials_admin import UpstreamVault
     from gateway.mcp.admin.pins_admin import PinsAdmin
+    from gateway.mcp.calls import RedisCalls
     from gateway.mcp.metered import Callers
     from gateway.mcp.models.own_models import OwnModels
     from gateway.mcp.records import AuditRecords
     from mcp_bridge.caller import Caller
-    from mcp_bridge.routing.pruning import Embedder
+    from mcp_bridge.routing.pruning import Embedder, Pruner
     from mcp_bridge.server.allowed_origins import AllowedOrigins
     from mcp_bridge.server.bridge import Bridge
     from mcp_bridge.trust.approvals import Approvals
@@ -56,6 +60,9 @@ class McpService:
         pins: PinsAdmin,
         approvals_of: Callable[[Principal], Approvals],
         price_of: Callable[[Principal, str], Pico],
+        own: OwnModels,
+        records: AuditRecords,
+        memory: RedisCalls,
     ) -> None:
         from mcp_bridge.server.http import HttpEndpoint
 
@@ -63,6 +70,7 @@ class McpService:
         self._bridge, self._allowed, self._callers = bridge, allowed, callers
         self._once, self._approvals_of = guard.ports.memory.once, approvals_of
         self._price_of = price_of
+        self._own, self._records, self._memory = own, records, memory
         self._door = HttpEndpoint(bridge)
 
     @property
@@ -83,6 +91,25 @@ class McpService:
         """Note a request's principal and return its caller: the principal rules what it may do and
         spend."""
         return self._callers.note(to_caller(principal), principal)
+
+    def prepare(self, settings: Settings) -> Callable[[], None]:
+        """Return what puts the servers of other settings in the place of these, at once. Raises:
+        SettingsError, BridgeError; then nothing has changed."""
+        from mcp_bridge.server.bridge import check_servers
+
+        servers = check_servers(to_config(each) for each in settings.mcp.servers)
+        warn_of_drift(each for each in servers if each.name not in self._bridge.servers)
+        swap_vault = self.vault.prepare(settings)
+        sampler = open_sampler(settings, self._own, self._records)
+        pruner, meaning = open_pruner(settings, self._own), open_meaning_scan(settings, self._own)
+
+        def swap() -> None:
+            self._memory.taints = any(server.taints for server in servers)
+            swap_vault()
+            self._bridge.replace(servers, sampler=sampler, pruner=pruner)
+            self.pins.replace(servers, meaning)
+
+        return swap
 
     def health(self, org_id: str) -> list[UpstreamHealth]:
         """Return the health of what this worker asks for the tenant, by server and user."""
@@ -143,6 +170,7 @@ async def open_mcp(
     from gateway.mcp.admin.credentials_admin import open_vault
     from gateway.mcp.admin.pins_admin import PinsAdmin
     from gateway.mcp.call_arguments import CallArguments
+    from gateway.mcp.calls import RedisCalls
     from gateway.mcp.metered import Callers, CallMeter
     from gateway.mcp.models.own_models import OwnModels
     from gateway.mcp.service.wiring import (
@@ -153,7 +181,6 @@ async def open_mcp(
         tell_of,
     )
     from gateway.mcp.upstreams import open_transports
-    from mcp_bridge.routing.pruning import Pruner
     from mcp_bridge.server.allowed_origins import AllowedOrigins
     from mcp_bridge.server.bridge import Bridge
 
@@ -168,36 +195,28 @@ async def open_mcp(
         tasks=generation.tasks,
         calls=telemetry.mcp_calls,
     )
-    servers = [to_config(each) for each in settings.mcp.servers]
-    warn_of_drift(servers)
-    taints = any(server.taints for server in servers)
     records = await open_records(stack, db)
     feed = await open_feed(stack, redis)
     shown = CallArguments(secret)
-    guard = await open_trust(stack, db, redis, feed, meter, records, taints=taints, shown=shown)
+    memory = RedisCalls(redis)
+    guard = await open_trust(stack, db, feed, meter, records, memory=memory, shown=shown)
     info = {"name": NAME, "version": own_version()}
     own = OwnModels(generation, telemetry, callers)
-    bridge = Bridge(
-        servers,
-        redis,
-        [key.derive(STATE_PURPOSE) for key in secret.keys],
-        info=info,
-        guard=guard,
-        transports=transports,
-        sampler=open_sampler(settings, own, records),
-        pruner=Pruner(settings.mcp.max_catalogue_tokens, open_embedder(settings, own)),
-    )
+    keys = [key.derive(STATE_PURPOSE) for key in secret.keys]
+    bridge = Bridge((), redis, keys, info=info, guard=guard, transports=transports)
     await bridge.start()
     stack.push_async_callback(bridge.close)
     tell_of(feed, bridge.watches)
-    meaning = open_meaning_scan(settings, own)
-    pins = PinsAdmin(servers, transports, info, db, redis, feed, meaning)
+    pins = PinsAdmin((), transports, info, db, redis, feed)
 
     def approvals_of(principal: Principal) -> Approvals:
         return open_approvals(db, to_actor(principal))
 
     allowed = AllowedOrigins(public_url=settings.issuer)
-    return McpService(bridge, allowed, callers, guard, vault, pins, approvals_of, meter.price_of)
+    rest = (vault, pins, approvals_of, meter.price_of, own, records, memory)
+    service = McpService(bridge, allowed, callers, guard, *rest)
+    service.prepare(settings)()
+    return service
 
 
 def open_sampler(settings: Settings, own: OwnModels, records: AuditRecords) -> Sampler | None:
@@ -209,6 +228,12 @@ def open_sampler(settings: Settings, own: OwnModels, records: AuditRecords) -> S
     from gateway.mcp.models.sampling import ModelSampler
 
     return ModelSampler(own, records, asked)
+
+
+def open_pruner(settings: Settings, own: OwnModels) -> Pruner:
+    from mcp_bridge.routing.pruning import Pruner
+
+    return Pruner(settings.mcp.max_catalogue_tokens, open_embedder(settings, own))
 
 
 def open_embedder(settings: Settings, own: OwnModels) -> Embedder | None:
@@ -279,7 +304,16 @@ def to_config(server: WrittenMcpServer) -> ServerConfig:
         query_credentials=tuple(server.query_credentials),
         sampling=server.sampling.by,
         max_samples=server.sampling.max_per_call,
+        fingerprint=fingerprint_of(server),
     )
+
+
+def fingerprint_of(server: WrittenMcpServer) -> str:
+    """Return what tells connections of a server from those of another configuration of it. Who may
+    call it, and what is thought of it, makes no difference to a connection."""
+    beside = {"orgs", "projects", "namespace", "trust", "taints", "recheck_s", "issuer_hosts"}
+    fields = {k: v for k, v in msgspec.to_builtins(server).items() if k not in beside}
+    return hashlib.sha256(msgspec.json.encode(fields, order="deterministic")).hexdigest()[:16]
 
 
 def transport_of(server: WrittenMcpServer) -> TransportKind:

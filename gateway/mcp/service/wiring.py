@@ -42,22 +42,21 @@ async def open_feed(stack: AsyncExitStack, redis: Redis) -> ChangeFeed:
 async def open_trust(
     stack: AsyncExitStack,
     db: AsyncEngine,
-    redis: Redis,
     feed: ChangeFeed,
     meter: CallMeter,
     records: AuditRecords,
     *,
-    taints: bool,
+    memory: RedisCalls,
     shown: CallArguments,
 ) -> Trust:
-    """Open the guard; it is closed with `stack`, after the bridge. `taints`: whether some server
-    taints. `shown`: seals what who decides sees of a call."""
+    """Open the guard; it is closed with `stack`, after the bridge. `shown`: seals what who decides
+    sees of a call."""
     known = CachedTrust(db, feed)
     trust = Trust(
         catalog=Catalog(known),
         rules=known,
         approvals=open_approvals(db, shown=shown),
-        memory=RedisCalls(redis, taints=taints),
+        memory=memory,
         records=records,
         new_id=uuid7_text,
         meter=meter,

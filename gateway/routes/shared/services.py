@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 from redis.asyncio import Redis
@@ -30,6 +31,7 @@ from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.service.service import McpService
 from gateway.networks import Networks
 from gateway.responses.wiring import Responses
+from gateway.settings.live import LiveSettings
 from gateway.telemetry import Telemetry
 from gateway.tenancy.idempotency_keys import IdempotencyKeys
 from gateway.tools.loop import ToolLoops
@@ -41,7 +43,25 @@ OBSERVE_INTERVAL_S = 1.0
 """A scrape asks one worker and hears of all: what the others say is at most so old."""
 
 
-class Services(msgspec.Struct, frozen=True, kw_only=True):
+class Configuration(Protocol):
+    """The settings in force in a worker."""
+
+    on_engine_released: Callable[[], None]
+    """Called when nothing here can be asked of an engine any more that was replaced."""
+
+    async def apply(self, live: LiveSettings) -> None:
+        """Take other settings up, all of them or none. Raises what says why not."""
+        ...
+
+    @property
+    def engine_addresses(self) -> Collection[str]:
+        """The engines that something here may still be asked of."""
+        ...
+
+
+class Services(msgspec.Struct, kw_only=True):
+    """Other settings replace `mcp` and `tool_loops`; a request takes them once."""
+
     generation: GenerationServices
     telemetry: Telemetry
     readiness: Readiness
@@ -60,9 +80,9 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     spool: Spool
     shipper: Shipper
     engines: Mapping[str, Engine]
-    """By model name."""
+    """By model name, as of now."""
     rooms: Mapping[str, Sequence[WaitingRoom]] = {}
-    """The waiting rooms of upstreams, by model name."""
+    """The waiting rooms of upstreams, by model name, as of now."""
     authorization: Authorization
     """The pages of the authorization server, and clients."""
     federation: Federation
@@ -77,6 +97,8 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     tool_loops: ToolLoops | None = None
     """None: there is no server whose tools a model could call."""
     trusted_proxies: Networks = Networks()
+    configuration: Configuration | None = None
+    """None: it takes up no other settings."""
     started_at: int = msgspec.field(default_factory=lambda: int(time.time()))
     """Unix seconds."""
 

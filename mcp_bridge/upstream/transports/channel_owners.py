@@ -61,15 +61,18 @@ def nobody_told(org_id: str, server: str) -> None:
 
 
 class ConnectionKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of a connection. `credential`: the name of a set."""
+    """The identity of a connection. `credential`: the name of a set. `fingerprint`: that of the
+    server's configuration: a connection that was opened with another one ends when it is unused."""
 
     server: str
     org_id: str
     credential: str
+    fingerprint: str = ""
 
     @property
     def redis_key(self) -> str:
-        return f"mcp:{{{self.org_id}}}:owner:{self.server}:{self.credential}"
+        config = f"{self.server}@{self.fingerprint}" if self.fingerprint else self.server
+        return f"mcp:{{{self.org_id}}}:owner:{config}:{self.credential}"
 
 
 class ConnectionOwner:
@@ -217,7 +220,8 @@ class ConnectionOwners:
         self._ownership = None if shared is None else Ownership(shared[0], self._worker)
         self.on_change: OnChange = nobody_told
         """Is told of a server that says that its offer changed."""
-        self._configs: dict[str, ServerConfig] = {}
+        self._configs: dict[tuple[str, str], ServerConfig] = {}
+        """By name and fingerprint."""
         self._connections: dict[ConnectionKey, ConnectionOwner] = {}
         self._locks: WeakValueDictionary[ConnectionKey, asyncio.Lock] = WeakValueDictionary()
         self._heartbeat = Periodic(
@@ -235,7 +239,11 @@ class ConnectionOwners:
 
     def add_config(self, config: ServerConfig) -> None:
         """Allow a server: a worker opens only servers of its own settings for other workers."""
-        self._configs[config.name] = config
+        used = {(key.server, key.fingerprint) for key in self._connections}
+        self._configs = {
+            key: it for key, it in self._configs.items() if key[0] != config.name or key in used
+        }
+        self._configs[config.name, config.fingerprint] = config
 
     async def close(self) -> None:
         await self._heartbeat.close()
@@ -254,7 +262,12 @@ class ConnectionOwners:
     ) -> ChannelResult:
         """Send a request to the worker that owns the connection. Raises: TransportFailed,
         RpcError."""
-        key = ConnectionKey(server=config.name, org_id=owner.org_id, credential=credential.name)
+        key = ConnectionKey(
+            server=config.name,
+            org_id=owner.org_id,
+            credential=credential.name,
+            fingerprint=config.fingerprint,
+        )
         for _ in range(MAX_MOVES):
             async with self._lock(key):
                 worker = await self._owning_worker(key)
@@ -298,7 +311,7 @@ class ConnectionOwners:
         if connection is None:
             if len(self._connections) >= MAX_OWNERS:
                 raise NotSent("too_many_connections")
-            config = self._configs[key.server]
+            config = self._configs[key.server, key.fingerprint]
             connection = ConnectionOwner(
                 config, owner, credential, self._info, self._open_stream, self.on_change
             )
@@ -311,7 +324,7 @@ class ConnectionOwners:
     async def _serve(self, payload: dict[str, Any], emit: Emit) -> dict[str, Any]:
         """Serve a request of another worker. The credential is read again: none is relayed."""
         key = msgspec.convert(payload["place"], ConnectionKey)
-        config = self._configs.get(key.server)
+        config = self._configs.get((key.server, key.fingerprint))
         if config is None:
             raise Unreachable(key.server, "unknown_here")
         owner = UpstreamOwner(key.org_id, payload["user_id"])

@@ -86,6 +86,10 @@ class Transports:
         if self._processes is not None:
             await self._processes.close()
 
+    def forget(self, server: str) -> None:
+        """Forget the document of a server whose configuration changed."""
+        self._documents.pop(server, None)
+
     def open(self, config: ServerConfig, owner: UpstreamOwner) -> Transport:
         credentials = self._credential_source(config, owner)
         if config.transport in ("stdio", "sse"):

@@ -15,7 +15,7 @@ import pytest
 from billing.spool.spool import Spool
 from gateway import logs
 from gateway.app import worker
-from gateway.settings.load import load
+from gateway.settings.load import SavedSettings, load
 from tests.billing.samples import an_event
 
 
@@ -34,7 +34,7 @@ class Application:
         assert scope["type"] == "lifespan"
         await receive()
         spool = await Spool.open(self.folder)
-        self.state.services = SimpleNamespace(spool=spool)
+        self.state.services = SimpleNamespace(spool=spool, configuration=None)
         await send({"type": "lifespan.startup.complete"})
         self.monkeypatch.setattr(os, "fdatasync", fail)
         await asyncio.gather(spool.close(an_event()), return_exceptions=True)
@@ -45,6 +45,10 @@ class Application:
 
 def fail(fd: int) -> None:
     raise OSError(errno.EIO, "Input/output error")
+
+
+def never() -> SavedSettings:
+    raise AssertionError("nobody asked for it")
 
 
 def test_a_worker_whose_spool_breaks_drains_and_leaves_with_a_status(
@@ -58,7 +62,7 @@ def test_a_worker_whose_spool_breaks_drains_and_leaves_with_a_status(
     with socket.socket() as listener, listener.dup() as same, pytest.raises(SystemExit) as left:
         listener.bind(("127.0.0.1", 0))
         try:
-            worker.run(load({"config": config}, {}), listener, worker_id="w")
+            worker.run(load({"config": config}, {}), listener, worker_id="w", read_again=never)
         finally:
             unread_ms = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
     assert left.value.code == worker.BROKEN_SPOOL_STATUS

@@ -125,7 +125,7 @@ def test_the_engine_gets_its_arguments_untouched() -> None:
         (("up", "--model", "./no/model"), {}, "model model: "),
         (("gateway",), {}, "database_url: set TOLLGATE_DATABASE_URL"),
         (
-            ("worker", "--id=x", "--listen-fd=0", "--ready-fd=0", "--settings=no.json"),
+            ("worker", "--id=x", "--listen-fd=0", "--report-fd=0", "--settings=no.json"),
             {},
             "--settings: FileNotFoundError: ",
         ),

@@ -16,10 +16,11 @@ import pytest
 
 from gateway.fleet import slots as slots_module
 from gateway.fleet.slots import LOG_EVERY_S, MAX_LOOK, REST_S, SharedSlots
-from gateway.fleet.upstream.routes import room_before
+from gateway.fleet.upstream.routes import Rooms, places_of
 from gateway.fleet.waiting_room import QueueTicket, WaitingRoom
 from gateway.lanes import Priority
 from gateway.settings.load import Settings, load
+from gateway.settings.models import ModelConfig
 
 OTHER = """
 import sys
@@ -233,7 +234,7 @@ UP = '[[model]]\nname = "up"\n'
 def test_each_worker_has_a_part_and_all_of_them_what_there_is(tmp_path: Path) -> None:
     upstream = 'upstream = "http://127.0.0.1:9/v1"\nmax_concurrency = 10\n'
     settings = settings_of(tmp_path, "workers = 4\n" + UP + upstream)
-    room = room_before(settings.models[0], 0, settings)
+    [room] = Rooms().take(settings.models[0], settings)
     assert room is not None and room.max_concurrency == 2
     assert len({room._slots.take() for _ in range(10)} - {None}) == 10, "none is lost"
     room.close()
@@ -242,7 +243,7 @@ def test_each_worker_has_a_part_and_all_of_them_what_there_is(tmp_path: Path) ->
 def test_one_worker_and_the_one_that_replaces_it_keep_the_bound(tmp_path: Path) -> None:
     upstream = 'upstream = "http://127.0.0.1:9/v1"\nmax_concurrency = 10\n'
     settings = settings_of(tmp_path, UP + upstream)
-    room = room_before(settings.models[0], 0, settings)
+    [room] = Rooms().take(settings.models[0], settings)
     assert room is not None and room.max_concurrency == 10, "all of it is its own"
     (path,) = (tmp_path / "run/places").iterdir()
     old = Other(path, 10, 10)
@@ -265,19 +266,34 @@ def test_an_upstream_has_its_slots_wherever_it_is_written(tmp_path: Path) -> Non
 
     def files(*replicas: str) -> list[Path]:
         """Return the file of each replica, in their order."""
-        settings, seen, found = settings_of(tmp_path, UP + "".join(replicas)), set(), []
-        for position in range(len(replicas)):
-            room = room_before(settings.models[0], position, settings)
-            assert room is not None
-            room.close()
-            (new,) = set((tmp_path / "run/places").iterdir()) - seen
-            seen.add(new)
-            found.append(new)
-        for path in found:
-            path.unlink()
+        settings = settings_of(tmp_path, UP + "".join(replicas))
+        found = [path for _, path in places_of(settings.models[0], settings) if path is not None]
+        assert len(found) == len(replicas)
         return found
 
     one, two, other_key = replica(8), replica(9), replica(9, 'api_key_env = "KEY"\n')
     before = files(one, two, other_key, two)
     assert len(set(before)) == 4, "one that is written twice has twice as many"
     assert files(two, other_key, two, one) == [before[1], before[2], before[3], before[0]]
+
+
+def test_a_replica_and_the_one_that_replaces_it_share_a_room(tmp_path: Path) -> None:
+    """A process that closes a file once loses all its locks on it, and locks nothing against
+    itself: two rooms on one file would let pass twice as many."""
+
+    def model_of(bound: int, more: str = "") -> tuple[ModelConfig, Settings]:
+        upstream = f'upstream = "http://127.0.0.1:9/v1"\nmax_concurrency = {bound}\n'
+        settings = settings_of(tmp_path, UP + upstream + more)
+        return settings.models[0], settings
+
+    rooms, old, new = Rooms(), model_of(4), model_of(4, "context_window = 9\n")
+    [first], [second] = rooms.take(*old), rooms.take(*new)
+    assert first is second and first is not None
+    rooms.give_back(*old)
+    assert first._slots.take() is not None, "the new one still uses it"
+    [other] = rooms.take(*model_of(5))
+    assert other is not first, "another bound, another file"
+    rooms.give_back(*new)
+    assert first._slots.take() is None, "nobody uses it any more: it is closed"
+    assert other is not None and other._slots.take() is not None
+    rooms.close()

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.app.create import build_fleet
+from gateway.app.served_models import routes_of
 from gateway.db import normalise
 from gateway.fleet.engine.kept_prefixes import unheard
 from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.router import Route
 from gateway.home import Home
 from gateway.principal import Plan
 from gateway.secret import Secret, SecretError, SecretKey
@@ -35,6 +36,7 @@ from gateway.settings.file import (
 )
 from gateway.settings.load import (
     DEFAULT_PLAN,
+    SavedSettings,
     load,
     read_secret,
     restore,
@@ -143,17 +145,21 @@ def test_a_model_says_for_itself_what_becomes_of_unknown_fields() -> None:
     ):
         write(setting + named)
         with ThreadPoolExecutor(1) as executor:
-            threads = PrepareThreads(executor=executor)
-            fleet = build_fleet(load({}, {}), {}, threads, unheard)
-        assert {route.model for route in fleet.routes if route.ignores_unknown} == ignoring
+            routes = upstream_routes(executor)
+        assert {route.model for route in routes if route.ignores_unknown} == ignoring
+
+
+def upstream_routes(executor: ThreadPoolExecutor) -> list[Route]:
+    settings, threads = load({}, {}), PrepareThreads(executor=executor)
+    made = (routes_of(each, settings, None, [None], threads, unheard) for each in settings.models)
+    return [route for routes in made for route in routes]
 
 
 def test_an_upstream_is_asked_as_it_is_whatever_the_dialect() -> None:
     upstream = "[[model]]\nname = 'far'\nupstream = 'http://h/v1'\n"
     write("[compat]\ndialect = 'vllm'\n" + upstream)
     with ThreadPoolExecutor(1) as executor:
-        fleet = build_fleet(load({}, {}), {}, PrepareThreads(executor=executor), unheard)
-    (route,) = fleet.routes
+        (route,) = upstream_routes(executor)
     assert (route.speaks_vllm, route.dialect) == (True, "upstream")
     assert msgspec.structs.replace(route, kind="engine").dialect == "vllm"
     write(upstream + "dialect = 'vllm'\n")
@@ -565,8 +571,8 @@ def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
     assert found.mcp.servers[0].url == "https://h/mcp"
     path = tmp_path / "settings.json"
     for _ in range(2):
-        save(found, path)
-        assert restore(path) == found
+        save(SavedSettings(number=1, settings=found), path)
+        assert restore(path).settings == found
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

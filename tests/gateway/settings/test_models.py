@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.options import EngineOptions, Option, engine_options
 from gateway.settings.file import SettingsError
-from gateway.settings.load import load, restore, save
+from gateway.settings.load import SavedSettings, load, restore, save
 from gateway.settings.models import PACKAGE_ROOT, override, share_kv_cache
 
 
@@ -144,8 +144,8 @@ def test_how_a_model_writes_may_be_named() -> None:
         'tool_call_parser = "llama3_json"\nreasoning_parser = "none"\ndialect = "vllm"\n'
         '[[model]]\nname = "n"\npath = "n"\n'
     )
-    save(load({}, {}), Path("saved.json"))
-    m, n = restore(Path("saved.json")).models
+    save(SavedSettings(number=1, settings=load({}, {})), Path("saved.json"))
+    m, n = restore(Path("saved.json")).settings.models
     assert m.chat_template == template.absolute()
     assert (m.tool_call_parser, m.reasoning_parser) == ("llama3_json", "none")
     assert (m.dialect, n.dialect) == ("vllm", None)
@@ -181,8 +181,8 @@ def test_a_draft_model_is_found_as_models_are(tmp_path: Path) -> None:
     assert (two.speculative, two.draft_model) == ("off", None)
     assert three.draft_model == PACKAGE_ROOT / "models" / "penny"
     assert f"--draft-model {tmp_path / 'small'}" in " ".join(one.to_flags())
-    save(settings, tmp_path / "settings")
-    assert restore(tmp_path / "settings").models == settings.models
+    save(SavedSettings(number=1, settings=settings), tmp_path / "settings")
+    assert restore(tmp_path / "settings").settings.models == settings.models
 
 
 WITH_ADAPTERS = """
@@ -215,8 +215,8 @@ def test_adapters_are_models_by_name(tmp_path: Path) -> None:
     assert [(each.name, each.path) for each in far.adapters] == [("far-legal", None)]
     assert found.model_names == ("penny", "penny-legal", "penny-terse", "far", "far-legal")
     assert found.bases == {"penny-legal": "penny", "penny-terse": "penny", "far-legal": "far"}
-    save(found, tmp_path / "settings.json")
-    assert restore(tmp_path / "settings.json") == found
+    save(SavedSettings(number=1, settings=found), tmp_path / "settings.json")
+    assert restore(tmp_path / "settings.json").settings == found
 
 
 def test_engines_that_start_together_share_the_free_memory() -> None:

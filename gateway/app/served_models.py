@@ -1,0 +1,235 @@
+"""Keeps what serves the models of one worker: routes, clients of engines and waiting rooms.
+
+Other settings replace what they change, beside the old: whoever uses a replica goes on with it, and
+it is closed when nobody does. What stays the same stays the same object, with its connections, its
+breaker and its counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from engine.errors import EngineUnavailable
+from engine.transport.client import EngineClient
+from foundation.retirement import Retirement
+from gateway.fleet.engine.kept_prefixes import OnAsked
+from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.router import Fleet, Route
+from gateway.fleet.upstream.routes import Rooms, upstream_route
+from gateway.fleet.waiting_room import WaitingRoom
+from gateway.settings.load import Settings
+from gateway.settings.models import ModelConfig
+
+log = logging.getLogger(__name__)
+
+START_WAIT_S = 10.0
+"""How long a start waits for the engines."""
+SWAP_WAIT_S = 1.0
+"""How long new settings wait for an engine: whoever starts one says so once it is ready."""
+
+Connect = Callable[[str, str], EngineClient]
+"""Makes the client of a model's engine, by the model's name and the engine's address."""
+Close = Callable[[], Awaitable[None]]
+EngineKey = tuple[str, str]
+"""The name of the base model, and the engine's address."""
+
+
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model of the settings with its adapters, and what serves them."""
+
+    settings: Settings
+    """Those of which it was made."""
+    model: ModelConfig
+    routes: tuple[Route, ...]
+    client: EngineClient | None = None
+
+    def is_as_in(self, settings: Settings, model: ModelConfig) -> bool:
+        """Tell whether other settings would make the same of it."""
+        before, now = (what_makes(each) for each in (self.settings, settings))
+        return self.model == model and before == now
+
+
+def what_makes(settings: Settings) -> tuple[object, ...]:
+    """Return what the routes of all models are made of, beside their own settings."""
+    compat = settings.compat
+    claims = settings.max_disputed_in_a_row, settings.disputed_rest_s
+    return compat.unknown_fields, compat.dialect, claims
+
+
+class ServedModels:
+    """The models of one worker. `connect` starts no client. `on_asked`: hears what engines are
+    asked to keep."""
+
+    def __init__(self, connect: Connect, threads: PrepareThreads, on_asked: OnAsked) -> None:
+        self.fleet = Fleet(())
+        self.engines: dict[str, EngineClient] = {}
+        """By model name, as of now."""
+        self.rooms: dict[str, Sequence[WaitingRoom]] = {}
+        """By model name, as of now."""
+        self._connect, self._threads, self._on_asked = connect, threads, on_asked
+        self._served: dict[str, ServedModel] = {}
+        self._clients: dict[EngineKey, EngineClient] = {}
+        self._uses: dict[EngineKey, int] = {}
+        self._own_rooms = Rooms()
+        self._retirement = Retirement()
+        self.on_retired: Callable[[], None] = lambda: None
+        """Called when something that was replaced is closed."""
+
+    @property
+    def clients(self) -> dict[str, EngineClient]:
+        """Return the engines that this worker uses, by address: also those that were replaced and
+        still run something."""
+        return {address: client for (_, address), client in self._clients.items()}
+
+    async def prepare(self, settings: Settings, *, wait_s: float) -> dict[str, ServedModel]:
+        """Make what other settings want beside what there is; nothing changes yet. `swap` or
+        `discard` takes it. Raises: SettingsError, ConfigError, OSError, ValueError."""
+        wanted: dict[str, ServedModel] = {}
+        try:
+            for model in settings.models:
+                known = self._served.get(model.name)
+                if known is None or not known.is_as_in(settings, model):
+                    known = await self._make(settings, model)
+                wanted[model.name] = known
+        except BaseException:
+            await self.discard(wanted)
+            raise
+        fresh = [each.client for each in self._fresh(wanted) if each.client is not None]
+        await await_engines(fresh, wait_s)
+        return wanted
+
+    def swap(self, wanted: Mapping[str, ServedModel]) -> None:
+        """Serve what was prepared from now on, without an await."""
+        old, self._served = self._served, dict(wanted)
+        self.fleet.replace(route for each in wanted.values() for route in each.routes)
+        self.engines.clear()
+        self.engines.update({n: e.client for n, e in wanted.items() if e.client is not None})
+        self.rooms.clear()
+        self.rooms.update({r.model: r.rooms for r in self.fleet.routes if r.rooms})
+        for name, each in old.items():
+            if wanted.get(name) is not each:
+                self._retire(each)
+
+    async def discard(self, wanted: Mapping[str, ServedModel]) -> None:
+        """Close what was prepared and is not wanted any more."""
+        for each in self._fresh(wanted):
+            await self._close(each.settings, each.model, _closing(each))
+
+    async def close(self) -> None:
+        """Close all replicas at once, then what they share."""
+        await asyncio.gather(self.fleet.close(), self._retirement.close())
+        await asyncio.gather(*(client.close() for client in self._clients.values()))
+        self._clients.clear()
+        self._own_rooms.close()
+
+    def _fresh(self, wanted: Mapping[str, ServedModel]) -> Iterable[ServedModel]:
+        return [each for name, each in wanted.items() if self._served.get(name) is not each]
+
+    async def _make(self, settings: Settings, model: ModelConfig) -> ServedModel:
+        client = self._take_client(model)
+        rooms = self._own_rooms.take(model, settings)
+        make = partial(
+            routes_of,
+            model,
+            settings,
+            client,
+            rooms,
+            threads=self._threads,
+            on_asked=self._on_asked,
+        )
+        try:
+            routes = tuple(await asyncio.to_thread(make))
+            for replica in (each for route in routes for each in route.replicas):
+                await replica.start()
+        except BaseException:
+            await self._close(settings, model, ())
+            raise
+        return ServedModel(settings=settings, model=model, routes=routes, client=client)
+
+    def _take_client(self, model: ModelConfig) -> EngineClient | None:
+        if model.engine is None:
+            return None
+        key = (model.name, model.engine)
+        client = self._clients.get(key)
+        if client is None:
+            client = self._clients[key] = self._connect(*key)
+            client.start()
+        self._uses[key] = self._uses.get(key, 0) + 1
+        return client
+
+    def _retire(self, each: ServedModel) -> None:
+        """Close what served a model once nobody holds one of its routes."""
+        left = [len(each.routes)]
+        close = partial(self._close, each.settings, each.model, _closing(each))
+
+        async def close_after_all() -> None:
+            left[0] -= 1
+            if not left[0]:
+                await close()
+                self.on_retired()
+
+        for route in each.routes:
+            self._retirement.add(route, close_after_all)
+
+    async def _close(
+        self,
+        settings: Settings,
+        model: ModelConfig,
+        replicas: Sequence[Callable[[], Awaitable[None]]],
+    ) -> None:
+        for close in replicas:
+            await close()
+        self._own_rooms.give_back(model, settings)
+        if model.engine is not None:
+            key = (model.name, model.engine)
+            self._uses[key] -= 1
+            if not self._uses[key]:
+                del self._uses[key]
+                await self._clients.pop(key).close()
+
+
+def _closing(each: ServedModel) -> list[Close]:
+    """Return what closes the replicas of a model. Those of an engine have nothing of their own: its
+    client is closed when nobody uses it."""
+    if each.client is not None:
+        return []
+    return [replica.close for route in each.routes for replica in route.replicas]
+
+
+def routes_of(
+    model: ModelConfig,
+    settings: Settings,
+    client: EngineClient | None,
+    rooms: Sequence[WaitingRoom | None],
+    threads: PrepareThreads,
+    on_asked: OnAsked,
+) -> list[Route]:
+    """Make the routes of a model and its adapters. Blocks: it reads a tokenizer."""
+    if client is None:
+        routes = [upstream_route(model, threads, settings, rooms)]
+    else:
+        from gateway.fleet.engine.routes import engine_routes  # loads the tokenizers library
+
+        routes = list(engine_routes(model, client, threads, on_asked))
+    compat = settings.compat
+    ignores_unknown = (model.unknown_fields or compat.unknown_fields) == "ignore"
+    speaks_vllm = (model.dialect or compat.dialect) == "vllm"
+    return [
+        msgspec.structs.replace(each, ignores_unknown=ignores_unknown, speaks_vllm=speaks_vllm)
+        for each in routes
+    ]
+
+
+async def await_engines(engines: Sequence[EngineClient], wait_s: float) -> None:
+    """Accept nobody before the engines answer, so that a worker which replaces another refuses no
+    request that the other would have served; but go on all the same where an engine is away."""
+    try:
+        async with asyncio.timeout(wait_s):
+            await asyncio.gather(*(engine.wait_connected(wait_s) for engine in engines))
+    except (TimeoutError, EngineUnavailable):
+        log.warning("going on without every engine")

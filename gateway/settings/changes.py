@@ -1,0 +1,174 @@
+"""Compares two settings: what changed, as a person reads it, and what each change takes.
+
+Shows no password, no query of a URL, and none of the values that are handed to programs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import FieldInfo
+
+from gateway.settings.child_environment import secret_variables
+from gateway.settings.file import SettingsError, one_line
+from gateway.settings.load import Settings
+
+Effect = Literal["live", "workers", "restart"]
+"""`live`: running workers take it up. `workers`: workers are replaced one by one, without refusing
+a connection. `restart`: it binds the whole installation, so a reload refuses it."""
+
+EFFECTS: Mapping[str, Effect] = {
+    "home": "restart",
+    "host": "restart",
+    "port": "restart",
+    "database_url": "restart",
+    "redis_url": "restart",
+    "secret_key_file": "restart",
+    "models": "live",
+    "plans": "live",
+    "price_books": "live",
+    "deadlines": "live",
+    "max_disputed_in_a_row": "live",
+    "disputed_rest_s": "live",
+    "compat.unknown_fields": "live",
+    "compat.dialect": "live",
+    "compat.hosted_tools": "workers",
+    "mcp.servers": "live",
+    "mcp.loop": "live",
+    "mcp.max_catalogue_tokens": "live",
+    "mcp.search_model": "live",
+    "mcp.scan_model": "live",
+    "mcp.stdio": "workers",
+    "workers": "workers",
+    "public_url": "workers",
+    "egress_to_loopback": "workers",
+    "trusted_proxies": "workers",
+    "root_path": "workers",
+    "max_body_bytes": "workers",
+    "drain_timeout_s": "workers",
+    "stalled_reader_s": "workers",
+    "response_lifetime_days": "workers",
+    "max_file_bytes": "workers",
+    "max_org_file_bytes": "workers",
+    "max_batch_lines": "workers",
+    "max_batch_bytes": "workers",
+    "batch_concurrency": "workers",
+    "file_store": "workers",
+    "log_level": "workers",
+}
+"""The effect of each setting; of a table named here by its keys, that of each key."""
+
+NAMED = frozenset({"models", "plans", "mcp.servers"})
+"""Lists whose entries are known by their names: their order means nothing."""
+HIDDEN = frozenset({"environment", "args", "database_url", "redis_url"})
+"""Their values may be secrets."""
+PRIVATE_PART = re.compile(r"(?<=://)[^/\s?#@]*@|\?[^\s#]*")
+"""The user and password of a URL, and its query."""
+ABSENT = object()
+
+
+class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One change. `before` and `after` are JSON as it may be shown; None: there is nothing."""
+
+    path: str
+    effect: Effect
+    before: str | None
+    after: str | None
+
+    def __str__(self) -> str:
+        if self.before is None:
+            return f"+ {self.path} = {self.after}"
+        if self.after is None:
+            return f"- {self.path} = {self.before}"
+        return f"~ {self.path}: {self.before} -> {self.after}"
+
+
+def changes_between(old: Settings, new: Settings) -> tuple[SettingChange, ...]:
+    """Return what differs, in the order of the settings."""
+    found: list[SettingChange] = []
+    for name, effect in EFFECTS.items():
+        before, after = (_value(each, name) for each in (old, new))
+        for path, was, now in _differences(name, before, after, by_name=name in NAMED):
+            found.append(
+                SettingChange(path=path, effect=effect, before=_shown(was), after=_shown(now))
+            )
+    return tuple(found)
+
+
+def refuse_what_is_fixed(old: Settings, new: Settings) -> None:
+    """Refuse what a process that runs alone cannot take up. Raises: SettingsError."""
+    fixed = [each.path for each in changes_between(old, new) if each.effect != "live"]
+    if fixed:
+        raise SettingsError(f"{', '.join(fixed)}: needs a restart")
+
+
+def needs_new_workers(old: Settings, new: Settings) -> bool:
+    """Tell whether running workers cannot take up what changed: some of it is fixed when a process
+    starts, or names a variable of the environment that they were not given."""
+    unknown = set(secret_variables(new)) - set(secret_variables(old))
+    effects = {each.effect for each in changes_between(old, new)}
+    return bool(unknown) or "workers" in effects
+
+
+def _value(settings: Settings, name: str) -> Any:
+    found: Any = settings
+    for part in name.split("."):
+        found = getattr(found, part)
+    return _written(found)
+
+
+def _written(value: Any) -> Any:
+    """Return a setting as builtins, without what stands at its default."""
+    if isinstance(value, msgspec.Struct):
+        found = ((field, getattr(value, field.name)) for field in msgspec.structs.fields(value))
+        return {field.name: _written(it) for field, it in found if it != _default_of(field)}
+    if isinstance(value, list | tuple):
+        return [_written(each) for each in value]
+    return msgspec.to_builtins(value, enc_hook=str)
+
+
+def _default_of(field: FieldInfo) -> Any:
+    made = field.default_factory
+    return field.default if made is msgspec.NODEFAULT else made()
+
+
+def _differences(
+    path: str, old: Any, new: Any, *, by_name: bool = False
+) -> Iterator[tuple[str, Any, Any]]:
+    if by_name:
+        old, new = _by_name(old), _by_name(new)
+    if old == new:
+        return
+    if isinstance(old, dict) and isinstance(new, dict) and path.split(".")[-1] not in HIDDEN:
+        for key in (*old, *(key for key in new if key not in old)):
+            yield from _differences(f"{path}.{key}", old.get(key, ABSENT), new.get(key, ABSENT))
+    else:
+        hidden = path.split(".")[-1] in HIDDEN
+        yield path, _hidden(old) if hidden else old, _hidden(new) if hidden else new
+
+
+def _by_name(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {each["name"]: each for each in entries}
+
+
+def _hidden(value: Any) -> Any:
+    return value if value in (None, ABSENT) else "(not shown)"
+
+
+def _shown(value: Any) -> str | None:
+    if value is ABSENT:
+        return None
+    shown = msgspec.json.encode(_public(value)).decode()
+    return one_line(PRIVATE_PART.sub("", shown))
+
+
+def _public(value: Any) -> Any:
+    """Leave out what may be a secret."""
+    if isinstance(value, dict):
+        return {k: _hidden(inner) if k in HIDDEN else _public(inner) for k, inner in value.items()}
+    if isinstance(value, list):
+        return [_public(inner) for inner in value]
+    return value
