@@ -1,9 +1,9 @@
 """The folder where one gateway keeps its state: the layout of `TOLLGATE_HOME`, its modes and its
 lock.
 
-Knows paths, not what is written under them. Folders made here have mode 0700, but root's own HOME
-has 0711, so that the servers it runs as somebody else reach the folder that is theirs; a folder
-that was there keeps the mode its owner gave it.
+Knows paths, and little of what is written under them. Folders made here have mode 0700, but root's
+own HOME has 0711, so that the servers it runs as somebody else reach the folder that is theirs; a
+folder that was there keeps the mode its owner gave it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,21 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
-from urllib.parse import quote
+from urllib.parse import quote, unquote
+
+import msgspec
 
 MAX_SOCKET_PATH_BYTES = 103
 """sun_path has 108 bytes on Linux and 104 elsewhere, the final NUL included (unix(7))."""
 SHORT_SOCKET_ROOT = Path("/tmp")
+CONTROL_SOCKET = "control.sock"
+RECORD_SUFFIX = ".record"
+RECORD_NAME = re.compile(r"(?P<record>(?P<model>[^@]+)(?:@\d+)?\.record)(?:\.\d+\.lost)?")
 
 
 class HomeBusy(Exception):
@@ -89,14 +96,48 @@ class Home:
                 "again, with the same arguments"
             )
 
-    def engine_socket(self, position: int) -> Path:
-        """The socket of the engine that serves the configuration's model number `position`."""
-        name = f"engine-{position}.sock"
+    def engine_socket(self, number: int) -> Path:
+        """Return the socket of the engine of that number: at the start, its model's position."""
+        name = f"engine-{number}.sock"
         return socket_folder(self.run, name) / name
 
-    def usage_record(self, model: str) -> Path:
-        """Return the file in which the engine of `model` keeps what it has generated."""
-        return self.usage / f"{quote(model, safe='')}.record"
+    @property
+    def control_socket(self) -> Path:
+        """The socket on which `tollgate up` takes requests of commands."""
+        return socket_folder(self.run, CONTROL_SOCKET) / CONTROL_SOCKET
+
+    def usage_record(self, model: str, number: int = 1) -> Path:
+        """Return the file in which an engine of `model` keeps what it has generated. `number`: an
+        engine that runs beside another one of its model has the next."""
+        beside = "" if number == 1 else f"@{number}"
+        return self.usage / f"{quote(model, safe='')}{beside}{RECORD_SUFFIX}"
+
+    def names_sold(self, model: str) -> frozenset[str]:
+        """Return the names under which what engines of `model` counted was ever sold: its own and
+        those of its adapters. Raises: OSError, msgspec.DecodeError."""
+        path = self._names_sold(model)
+        noted = msgspec.json.decode(path.read_bytes(), type=list[str]) if path.exists() else []
+        return frozenset({model, *noted})
+
+    def note_names_sold(self, model: str, adapters: Iterable[str]) -> None:
+        """Note under which names an engine of `model` that starts is sold, besides those before.
+        Raises: OSError, msgspec.DecodeError."""
+        fresh = self._names_sold(model).with_suffix(".new")
+        names = sorted(self.names_sold(model) | set(adapters))
+        fresh.write_bytes(msgspec.json.encode(names))
+        fresh.rename(self._names_sold(model))
+
+    def _names_sold(self, model: str) -> Path:
+        return self.usage / f"{quote(model, safe='')}.names.json"
+
+    def usage_records(self) -> dict[str, list[Path]]:
+        """Return the files of all engines that there have been here, by model; also of those that
+        were put aside and have nothing at their place."""
+        found: dict[str, set[Path]] = {}
+        for path in self.usage.glob(f"*{RECORD_SUFFIX}*"):
+            if (match := RECORD_NAME.fullmatch(path.name)) is not None:
+                found.setdefault(unquote(match["model"]), set()).add(self.usage / match["record"])
+        return {model: sorted(paths) for model, paths in sorted(found.items())}
 
 
 class HomeLock:

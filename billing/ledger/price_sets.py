@@ -42,39 +42,50 @@ Note = Callable[[AsyncConnection, PriceBookChanges], Awaitable[None]]
 
 
 async def sync_price_book(db: AsyncEngine, book: PriceBook, *, note: Note | None = None) -> int:
-    """Add new prices and rules, and end those that a new entry follows. Return the number added.
-
-    Raises: PriceChanged when a loaded entry was edited, or a new one overlaps a loaded one that the
-    book no longer has. Nothing is changed then.
-    """
+    """Add new prices and rules in a transaction of their own, as `sync_prices` does."""
     try:
         async with db.begin() as connection:
-            await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK_KEY)))
-            closed: list[str] = []
-            # Loaded ranges are closed first: a new one may begin only where the old one ends.
-            new = [
-                (entry, component, price)
-                for entry in book
-                for component, price in entry.prices.items()
-                if not await _is_loaded(
-                    connection, _PRICE, price.price_id, price.pico_per_token, entry, closed
-                )
-            ]
-            for entry, component, price in new:
-                await _add(connection, entry, component, price)
-            rules = [
-                rule
-                for rule in book.lists.rules
-                if not await _is_loaded(connection, _RULE, rule.id, content_of(rule), rule, closed)
-            ]
-            for rule in rules:
-                await _add_rule(connection, rule)
-            added = [*(price.price_id for *_, price in new), *(rule.id for rule in rules)]
-            if note is not None and (added or closed):
-                await note(connection, PriceBookChanges(added, closed))
+            return await sync_prices(connection, book, note=note)
     except IntegrityError as error:
-        raise PriceChanged(f"a price overlaps one that was loaded before: {error.orig}") from error
+        raise to_price_changed(error) from error
+
+
+async def sync_prices(
+    connection: AsyncConnection, book: PriceBook, *, note: Note | None = None
+) -> int:
+    """Add new prices and rules, and end those that a new entry follows. Return the number added.
+
+    Raises: PriceChanged when a loaded entry was edited, IntegrityError (`to_price_changed`) when a
+    new one overlaps a loaded one that the book no longer has. Nothing may be kept then.
+    """
+    await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK_KEY)))
+    closed: list[str] = []
+    # Loaded ranges are closed first: a new one may begin only where the old one ends.
+    new = [
+        (entry, component, price)
+        for entry in book
+        for component, price in entry.prices.items()
+        if not await _is_loaded(
+            connection, _PRICE, price.price_id, price.pico_per_token, entry, closed
+        )
+    ]
+    for entry, component, price in new:
+        await _add(connection, entry, component, price)
+    rules = [
+        rule
+        for rule in book.lists.rules
+        if not await _is_loaded(connection, _RULE, rule.id, content_of(rule), rule, closed)
+    ]
+    for rule in rules:
+        await _add_rule(connection, rule)
+    added = [*(price.price_id for *_, price in new), *(rule.id for rule in rules)]
+    if note is not None and (added or closed):
+        await note(connection, PriceBookChanges(added, closed))
     return len(added)
+
+
+def to_price_changed(error: IntegrityError) -> PriceChanged:
+    return PriceChanged(f"a price overlaps one that was loaded before: {error.orig}")
 
 
 async def _is_loaded(

@@ -263,7 +263,6 @@ async def open_services(
     leases = CacheLeases(system_db, resources.redis, settings.models, telemetry.cache_leases_became)
     on_booked = both(leases.booked, limiter.counters.book)
     shipper = start_shipper(resources, settlement, on_booked)
-    start_bookkeeping(settings, resources)
     near = settings.egress_to_loopback
     auth = await open_auth(resources, issuer=settings.issuer, allow_loopback=near)
     sealing = periodic_sealing(system_db, secret)
@@ -271,6 +270,7 @@ async def open_services(
     stack.push_async_callback(sealing.close)
     webhooks = open_webhooks(stack, secret, system_db, telemetry, allow_loopback=near)
     models = await open_models(settings, resources, settlement, leases)
+    start_bookkeeping(settings, resources, models)
     report = start_cache_report(resources)
     generation = open_generation(settings, resources, models.fleet, limiter, report.note)
     responses = open_responses(settings, resources, generation)
@@ -411,13 +411,13 @@ def start_shipper(
     return shipper
 
 
-def start_bookkeeping(settings: Settings, resources: Resources) -> None:
+def start_bookkeeping(settings: Settings, resources: Resources, models: ServedModels) -> None:
     stack, system_db = resources.stack, resources.system_db
     start_superseded(stack, system_db, resources.redis)
     invoicer = Invoicer(system_db, on_suspension=lambda: announce_suspensions(resources.redis))
     invoicer.start()
     stack.push_async_callback(invoicer.close)
-    start_daily_agreement(stack, Home(settings.home), settings.models, system_db)
+    start_daily_agreement(stack, Home(settings.home), lambda: models.configured, system_db)
 
 
 async def open_limiter(settings: Settings, resources: Resources) -> Limiter:

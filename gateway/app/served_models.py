@@ -81,6 +81,11 @@ class ServedModels:
         """Called when something that was replaced is closed."""
 
     @property
+    def configured(self) -> list[ModelConfig]:
+        """Return the models that are served now."""
+        return [each.model for each in self._served.values()]
+
+    @property
     def clients(self) -> dict[str, EngineClient]:
         """Return the engines that this worker uses, by address: also those that were replaced and
         still run something."""

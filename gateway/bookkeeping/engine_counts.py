@@ -7,10 +7,10 @@ An engine that somebody else runs keeps its own.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -23,37 +23,65 @@ from gateway.settings.models import ModelConfig
 
 
 def engine_counts(home: Home, models: Sequence[ModelConfig]) -> list[EngineCount]:
-    """Raises: OSError, ValueError for a file that is no record."""
-    return [count for model in models if model.starts_engine for count in _counts(home, model)]
+    """Return the counts of the models that have an engine here, and of those that had one and are
+    not served any more. Raises: OSError, ValueError for a file that is no record."""
+    configured = {model.name: model for model in models}
+    counts: list[EngineCount] = []
+    for name, records in home.usage_records().items():
+        model = configured.get(name)
+        if model is None or model.starts_engine:
+            adapters = () if model is None else model.adapters
+            names = home.names_sold(name) | {adapter.name for adapter in adapters}
+            counts += _counts(name, names, records)
+    return counts
 
 
 def start_daily_agreement(
-    stack: AsyncExitStack, home: Home, models: Sequence[ModelConfig], db: AsyncEngine
+    stack: AsyncExitStack,
+    home: Home,
+    models: Callable[[], Sequence[ModelConfig]],
+    db: AsyncEngine,
 ) -> None:
-    """Start the daily agreement of this host. `db`: of a role that sees every org's rows."""
-    counts = partial(engine_counts, home, models)
+    """Start the daily agreement of this host. `models`: those that are served now. `db`: of a role
+    that sees every org's rows."""
+
+    def counts() -> list[EngineCount]:
+        return engine_counts(home, models())
+
     daily = DailyAgreement(db, home.spool, counts, host=socket.gethostname())
     stack.push_async_callback(daily.stop)
     daily.start()
 
 
-def _counts(home: Home, model: ModelConfig) -> Iterator[EngineCount]:
-    names = frozenset({model.name, *(adapter.name for adapter in model.adapters)})
-    paths = usage_record.records_of(home.usage_record(model.name))
-    readings = [usage_record.read(path) for path in paths]
-    for reading, successor in pairwise([*readings, None]):
-        assert reading is not None
-        total = reading.acknowledged
+def _counts(name: str, names: frozenset[str], records: Sequence[Path]) -> Iterator[EngineCount]:
+    """Yield the counts of a model, one after the other in time. Engines that ran side by side have
+    one together: the books do not say which of them a request was at."""
+    readings = [
+        usage_record.read(path) for record in records for path in usage_record.records_of(record)
+    ]
+    if not readings:
+        return
+    spans = [readings] if len(records) > 1 else [[reading] for reading in readings]
+    for span, successor in pairwise([*spans, None]):
+        assert span is not None
+        total = Tokens()
+        for reading in span:
+            counted = reading.acknowledged
+            total = total.plus(Tokens(counted.prompt_tokens, counted.generated_tokens))
         yield EngineCount(
-            name=model.name,
+            name=name,
             models=names,
-            since=reading.since,
-            until=None if successor is None else successor.since,
-            is_lost=reading.is_lost,
-            acknowledged=Tokens(total.prompt_tokens, total.generated_tokens),
-            open=_tokens(reading.open),
-            recent=_tokens(reading.recent),
+            since=min(reading.since for reading in span),
+            until=None if successor is None else successor[0].since,
+            is_lost=any(reading.is_lost for reading in span),
+            acknowledged=total,
+            open=_all_tokens(reading.open for reading in span),
+            recent=_all_tokens(reading.recent for reading in span),
         )
+
+
+def _all_tokens(each: Iterable[Mapping[str, Usage]]) -> dict[str, Tokens]:
+    return {request_id: it for usages in each for request_id, it in _tokens(usages).items()}
 
 
 def _tokens(usages: Mapping[str, Usage]) -> dict[str, Tokens]:

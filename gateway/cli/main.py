@@ -21,6 +21,7 @@ from gateway.cli.examples import add_examples
 from gateway.cli.identity.tenancy import all_orgs, orgs, projects
 from gateway.cli.identity.users import users
 from gateway.cli.installation.backup import backup
+from gateway.cli.installation.reload import reload
 from gateway.cli.installation.settings import config, doctor
 from gateway.cli.mcp.servers import mcp
 from gateway.cli.money.billing import billing, reconcile
@@ -102,23 +103,28 @@ def up(**flags: Flags) -> None:
 
     Postgres and Redis are embedded unless TOLLGATE_DATABASE_URL and TOLLGATE_REDIS_URL are set.
     The first start makes an API key and an admin key and writes them to credentials.json in the
-    home. Ctrl-C stops all of it, a second Ctrl-C at once. SIGHUP replaces the workers one by one.
+    home. Ctrl-C stops all of it, a second Ctrl-C at once. SIGHUP reloads the settings, as `tollgate
+    reload --workers` does.
     """
-    settings = load(flags)
     from gateway import logs
-
-    logs.configure(settings.log_level, json_lines=False, process=logs.SUPERVISOR)
-    settings = fetch_models(settings, weights=True)
     from gateway.processes.model_folders import check_models
     from gateway.processes.reachability import check_databases
     from gateway.processes.start_view import StartView
     from gateway.processes.supervisor import Supervisor
 
-    check_models(settings, weights=True)
+    def read() -> Settings:
+        found = load(flags)
+        logs.configure(found.log_level, json_lines=False, process=logs.SUPERVISOR)
+        found = fetch_models(found, weights=True)
+        check_models(found, weights=True)
+        return found
+
+    settings = read()
 
     async def supervise() -> None:
         await check_databases(settings)
-        await Supervisor(settings, StartView(click.echo, on_terminal=sys.stdout.isatty())).run()
+        view = StartView(click.echo, on_terminal=sys.stdout.isatty())
+        await Supervisor(settings, read, view).run()
 
     run(supervise())
 
@@ -221,23 +227,9 @@ async def migrate(settings: Settings) -> None:
 
 
 for group in (
-    *(
-        doctor,
-        config,
-        logs,
-        top,
-        status,
-        usage,
-        costs,
-        alerts,
-        models,
-        audit,
-        reconcile,
-        spool,
-        prices,
-        billing,
-    ),
-    *(budgets, credits, invoices, orgs, projects, users, mcp, backup),
+    *(doctor, config, reload, backup, logs, top, status, models),
+    *(usage, costs, alerts, budgets, credits, invoices, audit, reconcile, spool, prices, billing),
+    *(orgs, projects, users, mcp),
 ):
     tollgate.add_command(group)
 

@@ -5,27 +5,38 @@ Idempotent, and safe when several gateways do it at once. Knows no process.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Sequence
 
 import msgspec
+import sqlalchemy as sa
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.ingestion.settle_late import reprice_suspense
-from billing.ledger.price_sets import PriceBookChanges, sync_price_book
+from billing.ledger.price_sets import (
+    PriceBookChanges,
+    sync_price_book,
+    sync_prices,
+    to_price_changed,
+)
 from billing.pricing.price_book import PriceBook
 from gateway.audit.log import SETTINGS, record
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.home import Home
 from gateway.limits.recounts import recounting
 from gateway.processes import credentials_file as credentials
-from gateway.processes.bootstrap import bootstrap
+from gateway.processes.bootstrap import BOOTSTRAP_LOCK, bootstrap
 from gateway.processes.credentials_file import Credentials
 from gateway.secret import Secret
 from gateway.settings.load import DEFAULT_PLAN, Settings
+from gateway.tenancy.changes import EVERYTHING, announce
+from gateway.tenancy.errors import ChangeNotAnnounced
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE
-from gateway.tenancy.money.plans import check_price_lists
+from gateway.tenancy.money.plans import check_price_lists, record_changes, sync_plans
 from gateway.tenancy.orgs import find_operator
 from migrations.runner import migrate
 
@@ -86,6 +97,74 @@ async def prepare(
     if fresh != known:
         credentials.write(path, fresh)
     return fresh
+
+
+async def take_up(
+    settings: Settings,
+    database_url: str,
+    redis_url: str,
+    *,
+    changes: Sequence[str] = (),
+    keeps: bool = True,
+) -> int:
+    """Bring plans and prices to what other settings say, in one transaction, with the `changes` in
+    the operator's audit log; tell all workers. Return the number of prices added. `keeps`: False
+    tries it and changes nothing.
+
+    Raises: PriceBookError, TenancyError, OSError, sqlalchemy.exc.SQLAlchemyError.
+    """
+    prices = await asyncio.to_thread(PriceBook.load, settings.price_books, bases=settings.bases)
+    engine = create_engine(database_url, role=ROLE_SYSTEM)
+    try:
+        async with engine.connect() as conn, conn.begin() as transaction:
+            added = await _bring_up(conn, settings, prices, changes)
+            if not keeps:
+                await transaction.rollback()
+                return added
+        await _tell_workers(redis_url)
+        await price_what_waited(engine, redis_url, prices)
+    except IntegrityError as error:
+        raise to_price_changed(error) from error
+    finally:
+        await engine.dispose()
+    return added
+
+
+async def _bring_up(
+    conn: AsyncConnection, settings: Settings, prices: PriceBook, changes: Sequence[str]
+) -> int:
+    """Take the locks in the order in which a start takes them, each before the audit log's."""
+    await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(BOOTSTRAP_LOCK)))
+    added = await sync_prices(conn, prices, note=record_prices)
+    plans = await sync_plans(conn, settings.plans)
+    await check_price_lists(conn, prices.lists.names)
+    operator = await find_operator(conn)
+    if operator is not None:
+        await record_changes(conn, plans, operator_org=operator)
+    if operator is not None and changes:
+        await record(
+            conn,
+            org_id=operator,
+            actor=SETTINGS,
+            action="settings.reloaded",
+            target="settings",
+            after={"changes": list(changes)},
+        )
+    return added
+
+
+async def _tell_workers(redis_url: str) -> None:
+    """Have workers read plans again at once. Without Redis they do by themselves, a little
+    later."""
+    redis = Redis.from_url(
+        redis_url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
+    )
+    try:
+        await announce(redis, EVERYTHING)
+    except ChangeNotAnnounced as error:
+        log.warning("workers hear of plans later: %s", error.message)
+    finally:
+        await redis.aclose()
 
 
 async def price_what_waited(db: AsyncEngine, redis_url: str, prices: PriceBook) -> None:

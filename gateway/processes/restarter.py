@@ -9,7 +9,8 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from foundation.tasks import end_tasks
 from gateway.processes.child_processes import Child
@@ -22,6 +23,24 @@ CLEAN_UP_S = 5.0
 """Beyond the time that a child has to leave: for a start that was cancelled to end its own."""
 HEALTHY_AFTER_S = 30.0
 """A child that lived so long starts the backoff anew."""
+
+
+class StartError(Exception):
+    """An error of something the gateway needs that did not start; one line that names it."""
+
+
+async def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Return the results in order.
+
+    The first failure cancels the others, and is raised once they have ended: a start that is
+    cancelled cleans up after itself.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 class Restarter:

@@ -5,36 +5,31 @@
                -- N workers on one listening socket
 
 It never imports torch or the application. SIGTERM or SIGINT stops everything in order, a second one
-at once; SIGHUP replaces the workers one by one without refusing a connection.
+at once; SIGHUP reloads the settings and replaces the workers one by one without refusing a
+connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
 import shutil
 import signal
 import socket
 import struct
 import sys
 import time
-from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from prometheus_client.multiprocess import mark_process_dead
 
-from engine.errors import EngineUnavailable
-from engine.transport.client import EngineClient
 from foundation.periodic import Periodic
 from gateway.home import Home, HomeLock
-from gateway.logs import last_error
 from gateway.net.listener import base_url, bind, local_address, origin
-from gateway.processes.child_processes import Child, cut_log, end_leftovers, spawn, until_readable
+from gateway.processes.child_processes import Child, cut_log, end_leftovers
+from gateway.processes.control_socket import ReloadRequest, control_socket
 from gateway.processes.credentials_file import Credentials
 from gateway.processes.embedded_databases import (
     STOP_TIMEOUT_S,
@@ -43,57 +38,50 @@ from gateway.processes.embedded_databases import (
     start_postgres,
     start_redis,
 )
-from gateway.processes.restarter import Restarter
+from gateway.processes.engine_set import (
+    ENGINE_STOP_S,
+    READY_POLL_S,
+    READY_TIMEOUT_S,
+    EngineSet,
+    capacities,
+)
+from gateway.processes.reload import ReadSettings, Reload
+from gateway.processes.restarter import Restarter, StartError, together
 from gateway.processes.start_view import SERVING, EngineStages, ReadyCard, StartView
-from gateway.processes.watchdog import Watchdog
-from gateway.settings.child_environment import engine_environment, worker_environment
-from gateway.settings.load import SavedSettings, Settings, own_environment, save
-from gateway.settings.models import ModelConfig
+from gateway.processes.worker_set import WorkerSet
+from gateway.settings.load import Settings
 
 log = logging.getLogger(__name__)
 
-ENGINE_CANNOT_START = 2
-"""Exit status of an engine that cannot start as configured: trying again is of no use."""
-WORKER_START_TIMEOUT_S = 60.0
-UNREADY_STOP_S = 1.0
-"""A worker that accepts no connection yet may take this long to stop: it has nothing to finish."""
-WORKER_SHUTDOWN_S = 20.0
-"""After the drain: what a worker may take to close its spool and its pools."""
-READY_TIMEOUT_S = 900.0
-"""Loading a large model's weights is part of it."""
-READY_POLL_S = 0.05
 SHOW_INTERVAL_S = 0.05
 PATIENCE_S = 10.0
 """How often a start that takes long says what it waits for."""
 PROBE_TIMEOUT_S = 5.0
 MAX_PROBE_BYTES = 64 * 1024
-ENGINE_STOP_S = 10.0
-"""The workers are gone by then, so there is nothing for an engine to finish."""
 HOUSEKEEPING_S = 60.0
 
 
-class StartError(Exception):
-    """An error of something the gateway needs that did not start; one line that names it."""
-
-
 class Supervisor:
-    """One run of `tollgate up`. `view` shows a person what happens."""
+    """One run of `tollgate up`. `read`: reads the settings again. `view` shows a person what
+    happens."""
 
-    def __init__(self, settings: Settings, view: StartView) -> None:
+    def __init__(self, settings: Settings, read: ReadSettings, view: StartView) -> None:
         self.settings = settings
         self.home = Home(settings.home)
+        self._as_read, self._read = settings, read
         self._view = view
         self._say = view.say
         self._databases: list[Restarter] = []
-        self._engines: list[Restarter] = []
-        self._workers: list[Restarter] = []
+        self._engines = EngineSet(self.home)
+        self._workers: WorkerSet | None = None
         self._started = False
         self._stop = asyncio.Event()
-        self._roll = asyncio.Event()
+        self._reload = asyncio.Event()
 
     @property
     def _restarters(self) -> list[Restarter]:
-        return [*self._workers, *self._engines, *self._databases]
+        workers = [] if self._workers is None else self._workers.restarters
+        return [*workers, *self._engines.restarters, *self._databases]
 
     async def run(self) -> None:
         """Start, serve until asked to stop, stop. No child is left when this returns or raises.
@@ -132,7 +120,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._asked_to_stop)
-        loop.add_signal_handler(signal.SIGHUP, self._roll.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
 
     def _asked_to_stop(self) -> None:
         if self._stop.is_set():
@@ -149,57 +137,43 @@ class Supervisor:
 
     async def _serve(self, listener: socket.socket) -> None:
         """Start everything, then keep it until cancelled."""
-        known, *_ = await _together(
-            self._start(listener), self._end_a_vain_start(), self._show_engines()
+        workers = WorkerSet(self.home, listener.fileno(), self._forget_metrics)
+        known, *_ = await together(
+            self._start(listener, workers), self._end_a_vain_start(), self._show_engines()
         )
         self._view.close()
-        self._welcome(base_url(listener), known, await self._capacities())
-        await _together(
-            self._roll_when_asked(),
-            self._cutting_logs().run(),
-            *(dog.run() for dog in self._watchdogs()),
+        self._engines.watch()
+        self._welcome(base_url(listener), known, await capacities(self.settings.models))
+        reload = Reload(
+            self._read,
+            as_read=self._as_read,
+            settings=self.settings,
+            engines=self._engines,
+            workers=workers,
+            say=self._say,
         )
+        async with control_socket(self.home, reload.answer):
+            await together(self._reload_when_asked(reload), self._cutting_logs().run())
 
-    async def _start(self, listener: socket.socket) -> Credentials | None:
+    async def _start(self, listener: socket.socket, workers: WorkerSet) -> Credentials | None:
         """Start everything at once that can be; return when it is ready."""
-        for position, model in enumerate(self.settings.models):
-            if model.starts_engine:
-                start = partial(self._start_engine, position, model)
-                engine = Restarter(f"engine-{position}", start)
-                engine.is_final = self._is_vain
-                self._engines.append(engine)
-        known, *_ = await _together(
-            self._start_databases(base_url(listener)),
-            *(engine.begin() for engine in self._engines),
+        known, _ = await together(
+            self._start_databases(base_url(listener)), self._engines.begin(self.settings)
         )
-        save(SavedSettings(number=1, settings=self.settings), self.home.worker_settings)
-        for slot in range(self.settings.workers):
-            worker = Restarter(
-                f"worker-{slot}", partial(self._start_worker, slot, listener.fileno())
-            )
-            worker.on_exit = self._forget_metrics
-            self._workers.append(worker)
+        self._workers = workers
         with self._view.stage("workers"):
-            await _together(*(worker.begin() for worker in self._workers))
+            await workers.begin(self.settings)
         await self._until_ready(*local_address(listener))
         self._started = True
         found: Credentials | None = known
         return found
 
-    def _is_vain(self, status: int) -> bool:
-        """Return whether an engine that left so ends the start.
-
-        Later in life it is tried again and again: what it lacks, a mounted folder say, may come
-        back, and other models are being served.
-        """
-        return status == ENGINE_CANNOT_START and not self._started
-
     async def _end_a_vain_start(self) -> None:
         """Returns when all has started. Raises: StartError as soon as an engine never will."""
         while not self._started:
-            for engine in self._engines:
-                if (left := engine.last_exit) is not None and left.poll() == ENGINE_CANNOT_START:
-                    raise StartError(f"{engine.name}: {last_error(left.log, left.log_start)}")
+            for engine in self._engines.all:
+                if engine.will_never_start:
+                    raise StartError(engine.failure)
             await asyncio.sleep(READY_POLL_S)
 
     async def _show_engines(self) -> None:
@@ -212,9 +186,9 @@ class Supervisor:
         for name, _ in shown:
             self._view.begin(name)
         while not self._started:
-            for (name, stages), engine in zip(shown, self._engines, strict=False):
-                if engine.child is not None:
-                    step, done, total = stages.look(engine.child.pid)
+            for (name, stages), engine in zip(shown, self._engines.all, strict=False):
+                if engine.restarter.child is not None:
+                    step, done, total = stages.look(engine.restarter.child.pid)
                     if step == SERVING:
                         self._view.end(name)
                     else:
@@ -222,14 +196,6 @@ class Supervisor:
             await asyncio.sleep(SHOW_INTERVAL_S)
         for name, _ in shown:
             self._view.end(name)
-
-    def _watchdogs(self) -> list[Watchdog]:
-        started = [model for model in self.settings.models if model.starts_engine]
-        return [
-            Watchdog(restarter, model.engine, load_timeout_s=READY_TIMEOUT_S)
-            for restarter, model in zip(self._engines, started, strict=True)
-            if model.engine is not None
-        ]
 
     async def _start_databases(self, address: str) -> Credentials | None:
         """Start the embedded servers that are wanted, and bring Postgres to what this version
@@ -240,7 +206,7 @@ class Supervisor:
         if settings.redis_url is None:
             self._databases.append(Restarter("redis", partial(start_redis, self.home)))
         with self._view.stage("databases"):
-            await _together(*(server.begin() for server in self._databases))
+            await together(*(server.begin() for server in self._databases))
         # SQLAlchemy and Alembic are a good part of a start: the engines load meanwhile.
         from gateway.processes import database
 
@@ -252,93 +218,20 @@ class Supervisor:
         with self._view.stage("migrations"):
             return await database.prepare(settings, database_url, redis_address, address)
 
-    async def _start_engine(self, position: int, model: ModelConfig) -> Child:
-        """Returns at once: the workers connect when it listens."""
-        return spawn(
-            f"engine-{position}",
-            engine_command(model, self.home, self.settings),
-            run=self.home.run,
-            log=self.home.logs / f"engine-{position}.log",
-            # OpenMP threads that wait by spinning would keep the workers off a small machine.
-            env=engine_environment(own_environment(), self.settings, OMP_WAIT_POLICY="PASSIVE"),
-        )
-
-    async def _start_worker(self, slot: int, listen_fd: int) -> Child:
-        """Returns once it accepts connections. Each incarnation has a spool folder of its own: the
-        one before it may still be draining, and what it leaves is adopted.
-        """
-        incarnation = f"{slot}-{secrets.token_hex(4)}"
-        reader, writer = os.pipe()
-        try:
-            child = spawn(
-                f"worker-{incarnation}",
-                [
-                    *(sys.executable, "-m", "gateway", "worker", "--id", incarnation),
-                    *("--settings", str(self.home.worker_settings)),
-                    *("--listen-fd", str(listen_fd), "--report-fd", str(writer)),
-                ],
-                run=self.home.run,
-                log=self.home.logs / f"worker-{slot}.log",
-                env=worker_environment(
-                    own_environment(),
-                    self.settings,
-                    PROMETHEUS_MULTIPROC_DIR=str(self.home.metrics),
-                ),
-                pass_fds=(listen_fd, writer),
-            )
-        except OSError:
-            os.close(reader)
-            raise
-        finally:
-            os.close(writer)
-        try:
-            async with asyncio.timeout(WORKER_START_TIMEOUT_S):
-                said = await _read_byte(reader)
-        except BaseException as error:
-            await child.stop(UNREADY_STOP_S)
-            if isinstance(error, TimeoutError):
-                what = f"worker-{slot} does not accept after {WORKER_START_TIMEOUT_S:.0f} s"
-                raise StartError(what) from None
-            raise
-        finally:
-            os.close(reader)
-        if not said:
-            status = await child.wait()
-            what = last_error(child.log, child.log_start)
-            raise StartError(f"worker-{slot} left with status {status}: {what}")
-        return child
-
     async def _until_ready(self, host: str, port: int) -> None:
         """Wait for /health/ready. An engine that leaves meanwhile has said why it cannot serve."""
         began = time.monotonic()
         speak_at = began + PATIENCE_S
         while missing := await _probe(host, port):
-            for engine in self._engines:
-                if (left := engine.last_exit) is not None:
-                    raise StartError(f"{engine.name}: {last_error(left.log, left.log_start)}")
+            for engine in self._engines.all:
+                if (failure := engine.failure) is not None:
+                    raise StartError(failure)
             if (now := time.monotonic()) > began + READY_TIMEOUT_S:
                 raise StartError(f"not ready after {READY_TIMEOUT_S:.0f} s, missing: {missing}")
             if now > speak_at:
                 speak_at = now + PATIENCE_S
                 self._say(f"Waiting for: {missing}")
             await asyncio.sleep(READY_POLL_S)
-
-    async def _capacities(self) -> list[str]:
-        """Print a line for each engine started here: the size of its KV cache, as it reports it."""
-        lines = []
-        for model in self.settings.models:
-            if model.starts_engine:
-                assert model.engine is not None
-                try:
-                    client = await EngineClient.connect(model.engine, timeout_s=PROBE_TIMEOUT_S)
-                except EngineUnavailable as error:  # it was ready: its restarter brings it back
-                    log.warning("%s does not say how large it is: %s", model.name, error)
-                    continue
-                size = client.status
-                await client.close()
-                blocks = f"{size.num_blocks} KV blocks of {size.block_size} tokens"
-                lines.append(f"{model.name}: {blocks}, context of {size.max_model_len}")
-        return lines
 
     def _welcome(self, url: str, known: Credentials | None, capacities: list[str]) -> None:
         models = ", ".join(self.settings.model_names)
@@ -354,19 +247,12 @@ class Supervisor:
         )
         self._view.show(card)
 
-    async def _roll_when_asked(self) -> None:
+    async def _reload_when_asked(self, reload: Reload) -> None:
+        """Reload at each SIGHUP. Workers are replaced in any case then, as for a new version."""
         while True:
-            await self._roll.wait()
-            self._roll.clear()
-            self._say("Replacing the workers.")
-            for worker in self._workers:
-                try:
-                    await worker.replace(self._drain_s)
-                except (StartError, OSError) as error:
-                    log.error("%s is not replaced, the old one stays: %s", worker.name, error)
-                    break
-            else:
-                self._say("All workers are new.")
+            await self._reload.wait()
+            self._reload.clear()
+            await reload.answer(ReloadRequest(replaces_workers=True))
 
     def _cutting_logs(self) -> Periodic:
         async def cut_logs() -> None:
@@ -382,19 +268,13 @@ class Supervisor:
             at_once=False,
         )
 
-    @property
-    def _drain_s(self) -> float:
-        return self.settings.drain_timeout_s + WORKER_SHUTDOWN_S
-
     async def _stop_everything(self) -> None:
         """Stop workers, then engines, then databases: each still has what it leans on until it is
         gone."""
-        for restarters, timeout_s in (
-            (self._workers, self._drain_s),
-            (self._engines, ENGINE_STOP_S),
-            (self._databases, STOP_TIMEOUT_S),
-        ):
-            await asyncio.gather(*(restarter.stop(timeout_s) for restarter in restarters))
+        if self._workers is not None:
+            await self._workers.stop()
+        await self._engines.stop(ENGINE_STOP_S)
+        await asyncio.gather(*(each.stop(STOP_TIMEOUT_S) for each in self._databases))
 
     def _forget_metrics(self, child: Child) -> None:
         """Takes a dead worker's live gauges out of the shared sums, and gives back the disk space
@@ -409,39 +289,6 @@ def cut_metrics(path: Path) -> None:
     with path.open("r+b") as file:
         (used,) = struct.unpack("i", file.read(4))  # prometheus_client.mmap_dict.MmapedDict
         file.truncate(max(used, 8))
-
-
-def engine_command(model: ModelConfig, home: Home, settings: Settings) -> list[str]:
-    """Return the command line of a model's engine."""
-    assert model.path is not None and model.engine is not None
-    return [
-        *(sys.executable, "-m", "engine", "--model", str(model.path)),
-        *("--served-name", model.name, "--listen", model.engine),
-        *("--usage-record", str(home.usage_record(model.name))),
-        *("--log-level", settings.log_level, "--log-format", settings.logs.format),
-        *model.engine_options.to_flags(),
-        *(f"--adapter={adapter.name}={adapter.path}" for adapter in model.adapters),
-    ]
-
-
-async def _together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Return the results in order.
-
-    The first failure cancels the others, and is raised once they have ended: a start that is
-    cancelled cleans up after itself.
-    """
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in work]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
-
-
-async def _read_byte(descriptor: int) -> bytes:
-    """Return the byte that the other end of a pipe wrote; empty if it was closed without one."""
-    await until_readable(descriptor)
-    return os.read(descriptor, 1)
 
 
 async def _probe(host: str, port: int) -> str:

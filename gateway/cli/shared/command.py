@@ -86,7 +86,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     from gateway.home import HomeBusy, NoHome
     from gateway.net.listener import AddressError
     from gateway.processes.embedded_databases import EmbeddedError
-    from gateway.processes.supervisor import StartError
+    from gateway.processes.restarter import StartError
     from gateway.secret import SecretError
     from gateway.tenancy.errors import TenancyError
     from migrations.runner import MigrationError

@@ -409,3 +409,79 @@ async def test_readiness_is_asked_for_under_the_address_that_is_served(
         port = server.sockets[0].getsockname()[1]
         assert await supervisor._probe(address, port) == ""
     assert f"\r\nHost: {host}:{port}\r\n".encode() in asked[0]
+
+
+def command(up: Up, *arguments: str) -> subprocess.CompletedProcess[str]:
+    where = ["--home", str(up.home), "--config", str(up.config)]
+    return subprocess.run(
+        [sys.executable, "-m", "gateway", *arguments, *where],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def models(up: Up) -> list[str]:
+    bearer = {"Authorization": f"Bearer {json.loads(credentials_of(up))['api_key']}"}
+    found = httpx.get(f"{up.url()}/models", headers=bearer).json()
+    return sorted(each["id"] for each in found["data"])
+
+
+def credentials_of(up: Up) -> str:
+    return (up.home / "credentials.json").read_text()
+
+
+@pytest.mark.slow
+def test_a_reload_is_in_force_in_all_workers_or_in_none(running: Up) -> None:
+    up = running
+    before = up.pids("worker")
+    try:
+        up.config.write_text(UPSTREAM_ONLY + UPSTREAM_ONLY.replace("far", "near"))
+        tried = command(up, "reload", "--dry-run")
+        assert (tried.returncode, tried.stderr) == (0, "")
+        assert "+ models.near = " in tried.stdout and "1 settings would change" in tried.stdout
+        assert models(up) == ["far"]
+
+        done = command(up, "reload")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith("1 settings have changed. All workers have these settings.\n")
+        for _ in range(20):  # whichever worker answers
+            assert models(up) == ["far", "near"]
+        assert up.pids("worker") == before, "nobody was replaced"
+
+        for text, reason in (
+            ("nonsense = 1\n" + UPSTREAM_ONLY, "nonsense"),
+            ('host = "127.0.0.2"\n' + UPSTREAM_ONLY, "host: only a restart"),
+            (UPSTREAM_ONLY + 'api_key_env = "NO_SUCH_KEY"\n', "NO_SUCH_KEY"),
+        ):
+            up.config.write_text(text)
+            refused = command(up, "reload")
+            assert refused.returncode == 1 and reason in refused.stderr, refused.stderr
+            assert "the old settings stay in force" in refused.stderr
+        assert models(up) == ["far", "near"] and up.pids("worker") == before
+    finally:
+        up.config.write_text(UPSTREAM_ONLY)
+    assert command(up, "reload").returncode == 0 and models(up) == ["far"]
+
+
+@pytest.mark.slow
+def test_what_is_fixed_with_a_process_takes_new_workers(running: Up) -> None:
+    up = running
+    before = up.pids("worker")
+    try:
+        up.config.write_text("workers = 2\nmax_batch_lines = 7\n" + UPSTREAM_ONLY)
+        done = command(up, "reload")
+        assert done.returncode == 0 and "All workers are new." in done.stdout, done.stderr
+        assert "~ max_batch_lines: 50000 -> 7" in done.stdout
+        after = up.pids("worker")
+        assert len(after) == 2 and not set(before) & set(after)
+    finally:
+        up.config.write_text(UPSTREAM_ONLY)
+
+
+def test_a_reload_of_what_does_not_run_says_so(tmp_path: Path) -> None:
+    up = Up(tmp_path)
+    nobody = command(up, "reload")
+    assert nobody.returncode == 2
+    assert nobody.stderr.startswith(f"tollgate: no `tollgate up` runs for {up.home}")

@@ -19,14 +19,15 @@ import sys
 from pathlib import Path
 from engine import __main__ as engine_main
 from gateway.home import Home
-from gateway.processes.supervisor import engine_command
+from gateway.processes.engine_set import engine_command
 from gateway.settings.load import load
 from gateway.settings.file import SettingsError
 from tests.option_table import option_table
 
 Path("tollgate.toml").write_text("[engine]\\nstep_patience = 5\\n")
 settings = load({}, {})
-command = engine_command(settings.models[0], Home(settings.home), settings)
+record = Home(settings.home).usage_record("m")
+command = engine_command(settings.models[0], record, settings)
 print(" ".join(command[command.index("--step-patience"):][:2]))
 print(engine_main._config(engine_main._parser().parse_args(command[3:])).step_patience)
 MODEL = "[[model]]\\nname = 'm'\\npath = 'm'\\n[model.engine_options]\\n"

@@ -1,0 +1,254 @@
+"""The engines that `tollgate up` runs: one for each in-repo model, and while settings change, the
+new ones beside those that they replace.
+
+An engine that is replaced ends once no worker may ask it anything any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import EngineUnavailable
+from engine.transport.client import EngineClient
+from foundation.tasks import TaskSet, end_tasks
+from gateway.home import Home
+from gateway.logs import last_error
+from gateway.processes.child_processes import Child, spawn
+from gateway.processes.restarter import Restarter, StartError, together
+from gateway.processes.watchdog import Watchdog
+from gateway.settings.child_environment import engine_environment
+from gateway.settings.load import Settings, own_environment
+from gateway.settings.models import ModelConfig
+
+log = logging.getLogger(__name__)
+
+ENGINE_CANNOT_START = 2
+"""Exit status of an engine that cannot start as configured: trying again is of no use."""
+READY_TIMEOUT_S = 900.0
+"""Loading a large model's weights is part of it."""
+READY_POLL_S = 0.05
+PROBE_TIMEOUT_S = 5.0
+ENGINE_STOP_S = 10.0
+"""The workers are gone by then, so there is nothing for an engine to finish."""
+RETIRE_S = 60.0
+"""An engine that nobody asks any more has nothing to finish, but to write down what it counted."""
+
+
+class RunningEngine:
+    """An engine of this process tree. `number` names its socket and its log, `record` the file of
+    what it counts: no two that live at a time share one."""
+
+    def __init__(self, model: ModelConfig, number: int, record: int, restarter: Restarter) -> None:
+        assert model.engine is not None
+        self.model, self.number, self.record, self.restarter = model, number, record, restarter
+        self.address = model.engine
+        self.is_ready = False
+        restarter.is_final = self._is_vain
+
+    def _is_vain(self, status: int) -> bool:
+        """Return whether an engine that left so is not started again. Once it was ready it is tried
+        again and again: what it lacks, a mounted folder say, may come back, and other models are
+        being served."""
+        return status == ENGINE_CANNOT_START and not self.is_ready
+
+    @property
+    def failure(self) -> str | None:
+        """Return why it left, if it left."""
+        left = self.restarter.last_exit
+        if left is None:
+            return None
+        return f"{self.restarter.name}: {last_error(left.log, left.log_start)}"
+
+    @property
+    def will_never_start(self) -> bool:
+        left = self.restarter.last_exit
+        return left is not None and left.poll() == ENGINE_CANNOT_START
+
+
+class EngineSet:
+    """The engines, by their addresses."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._engines: dict[str, RunningEngine] = {}
+        self._retiring: dict[str, RunningEngine] = {}
+        self._watching: dict[str, asyncio.Task[None]] = {}
+        self._tasks = TaskSet()
+
+    @property
+    def all(self) -> list[RunningEngine]:
+        return [*self._engines.values(), *self._retiring.values()]
+
+    @property
+    def restarters(self) -> list[Restarter]:
+        return [each.restarter for each in self.all]
+
+    def place(self, models: Sequence[ModelConfig]) -> tuple[ModelConfig, ...]:
+        """Give each model the engine that runs as it wants it, or the address of one that will. An
+        engine that would only get another share of the memory stays as it runs: the next start
+        gives it its new share."""
+        taken = {each.number for each in self.all}
+        placed: list[ModelConfig] = []
+        for position, model in enumerate(models):
+            if model.starts_engine:
+                model = self._kept(model) or self._beside(model, position, taken)
+            placed.append(model)
+        return tuple(placed)
+
+    def _kept(self, model: ModelConfig) -> ModelConfig | None:
+        for running in self._engines.values():
+            options = model.engine_options
+            if model.shares_memory and running.model.shares_memory:
+                share = running.model.engine_options.kv_cache_fraction
+                options = msgspec.structs.replace(options, kv_cache_fraction=share)
+            found = msgspec.structs.replace(model, engine=running.address, engine_options=options)
+            if process_of(found) == process_of(running.model):
+                return found
+        return None
+
+    def _beside(self, model: ModelConfig, position: int, taken: set[int]) -> ModelConfig:
+        number = position
+        while number in taken:
+            number += 1
+        taken.add(number)
+        address = f"unix:{self._home.engine_socket(number)}"
+        return msgspec.structs.replace(model, engine=address)
+
+    async def begin(self, settings: Settings) -> list[RunningEngine]:
+        """Start the engines that are missing, and return them; they load from now on. The models of
+        `settings` have their places."""
+        fresh = [self._engine(each, settings) for each in self._missing(settings.models)]
+        self._engines |= {each.address: each for each in fresh}
+        await together(*(each.restarter.begin() for each in fresh))
+        return fresh
+
+    async def until_ready(self, fresh: Iterable[RunningEngine]) -> None:
+        """Wait until engines serve. Raises: StartError, with the reason that an engine gives."""
+        await together(*(self._until_ready(each) for each in fresh))
+
+    def watch(self) -> None:
+        """Watch those that serve, from now on: who hangs is killed, and started again."""
+        for address, each in self._engines.items():
+            each.is_ready = True
+            if address not in self._watching:
+                dog = Watchdog(each.restarter, address, load_timeout_s=READY_TIMEOUT_S)
+                self._watching[address] = self._tasks.spawn(dog.run(), name=f"watch {address}")
+
+    async def drop(self, fresh: Iterable[RunningEngine]) -> None:
+        """End engines that nobody was told of."""
+        for each in fresh:
+            self._engines.pop(each.address, None)
+        await asyncio.gather(*(each.restarter.stop(ENGINE_STOP_S) for each in fresh))
+
+    def retire(
+        self, models: Sequence[ModelConfig], in_use: Callable[[], Collection[str]]
+    ) -> list[str]:
+        """End the engines that no model wants, each once it is not `in_use`; return the names of
+        their models."""
+        wanted = {each.engine for each in models}
+        gone = [each for each in self._engines.values() if each.address not in wanted]
+        for each in gone:
+            self._retiring[each.address] = self._engines.pop(each.address)
+            self._tasks.spawn(self._retire(each, in_use), name=f"retire {each.address}")
+        return [each.model.name for each in gone]
+
+    async def stop(self, timeout_s: float) -> None:
+        await self._tasks.close()
+        await asyncio.gather(*(each.restarter.stop(timeout_s) for each in self.all))
+
+    async def _retire(self, each: RunningEngine, in_use: Callable[[], Collection[str]]) -> None:
+        while each.address in in_use():
+            await asyncio.sleep(READY_POLL_S)
+        if (watching := self._watching.pop(each.address, None)) is not None:
+            await end_tasks(watching)
+        await each.restarter.stop(RETIRE_S)
+        del self._retiring[each.address]
+        log.info("%s of %s has ended", each.restarter.name, each.model.name)
+
+    async def _until_ready(self, each: RunningEngine) -> None:
+        client = EngineClient(each.address)
+        client.start()
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                while not client.connected:
+                    if (failure := each.failure) is not None:
+                        raise StartError(failure)
+                    await asyncio.sleep(READY_POLL_S)
+        except TimeoutError:
+            what = f"{each.restarter.name} is not ready after {READY_TIMEOUT_S:.0f} s"
+            raise StartError(what) from None
+        finally:
+            await client.close()
+
+    def _missing(self, models: Sequence[ModelConfig]) -> list[ModelConfig]:
+        return [each for each in models if each.starts_engine and each.engine not in self._engines]
+
+    def _engine(self, model: ModelConfig, settings: Settings) -> RunningEngine:
+        number = next(
+            number
+            for number in range(len(self.all) + len(settings.models))
+            if f"unix:{self._home.engine_socket(number)}" == model.engine
+        )
+        used = {each.record for each in self.all if each.model.name == model.name}
+        record = next(each for each in range(1, len(used) + 2) if each not in used)
+        start = partial(self._start, number, model, record, settings)
+        return RunningEngine(model, number, record, Restarter(f"engine-{number}", start))
+
+    async def _start(
+        self, number: int, model: ModelConfig, record: int, settings: Settings
+    ) -> Child:
+        """Returns at once: the workers connect when it listens."""
+        self._home.note_names_sold(model.name, (adapter.name for adapter in model.adapters))
+        path = self._home.usage_record(model.name, record)
+        return spawn(
+            f"engine-{number}",
+            engine_command(model, path, settings),
+            run=self._home.run,
+            log=self._home.logs / f"engine-{number}.log",
+            # OpenMP threads that wait by spinning would keep the workers off a small machine.
+            env=engine_environment(own_environment(), settings, OMP_WAIT_POLICY="PASSIVE"),
+        )
+
+
+def process_of(model: ModelConfig) -> tuple[object, ...]:
+    """Return what an engine's process is made of: two models for which it is the same can have the
+    same one."""
+    return model.name, model.path, model.engine_options, model.adapters
+
+
+def engine_command(model: ModelConfig, record: Path, settings: Settings) -> list[str]:
+    """Return the command line of a model's engine. `record`: the file of what it counts."""
+    assert model.path is not None and model.engine is not None
+    return [
+        *(sys.executable, "-m", "engine", "--model", str(model.path)),
+        *("--served-name", model.name, "--listen", model.engine),
+        *("--usage-record", str(record)),
+        *("--log-level", settings.log_level, "--log-format", settings.logs.format),
+        *model.engine_options.to_flags(),
+        *(f"--adapter={adapter.name}={adapter.path}" for adapter in model.adapters),
+    ]
+
+
+async def capacities(models: Iterable[ModelConfig]) -> list[str]:
+    """Return a line for each engine started here: the size of its KV cache, as it reports it."""
+    lines = []
+    for model in models:
+        if model.starts_engine:
+            assert model.engine is not None
+            try:
+                client = await EngineClient.connect(model.engine, timeout_s=PROBE_TIMEOUT_S)
+            except EngineUnavailable as error:  # it was ready: its restarter brings it back
+                log.warning("%s does not say how large it is: %s", model.name, error)
+                continue
+            size = client.status
+            await client.close()
+            blocks = f"{size.num_blocks} KV blocks of {size.block_size} tokens"
+            lines.append(f"{model.name}: {blocks}, context of {size.max_model_len}")
+    return lines

@@ -1,0 +1,181 @@
+"""Puts settings in force that were read anew: all of them or none, while everything serves.
+
+What they name is checked first, and engines that they want are ready beside the old ones, before
+anything changes. Then plans and prices, then the workers, all of them, then what nobody wants any
+more ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from billing.errors import BillingError
+from engine.errors import ConfigError
+from gateway.processes.control_socket import ReloadAnswer, ReloadRequest
+from gateway.processes.engine_set import EngineSet
+from gateway.processes.restarter import StartError
+from gateway.processes.worker_set import SettingsRefused, WorkerSet
+from gateway.settings.changes import SettingChange, changes_between, needs_new_workers
+from gateway.settings.file import SettingsError, one_line
+from gateway.settings.load import Settings
+
+log = logging.getLogger(__name__)
+
+ReadSettings = Callable[[], Settings]
+"""Reads and checks the settings, with a folder for every model. Blocks. Raises: SettingsError,
+OSError."""
+ALL_NEW = "All workers are new."
+
+
+class Reload:
+    """Reloads the settings of one `tollgate up`, one at a time. `settings`: those in force, which
+    know the stores that run. `as_read`: the same as they were read."""
+
+    def __init__(
+        self,
+        read: ReadSettings,
+        *,
+        as_read: Settings,
+        settings: Settings,
+        engines: EngineSet,
+        workers: WorkerSet,
+        say: Callable[[str], None],
+    ) -> None:
+        self.settings = settings
+        self._as_read, self._read = as_read, read
+        self._engines, self._workers, self._say = engines, workers, say
+        self._turn = asyncio.Lock()
+
+    async def answer(self, request: ReloadRequest) -> ReloadAnswer:
+        """Reload, and say what came of it. Raises nothing that settings can be the reason of."""
+        async with self._turn:
+            try:
+                found = await self._reload(request)
+            except (SettingsError, SettingsRefused, StartError, ConfigError, OSError) as error:
+                found = refused(error)
+            except Exception as error:
+                if not is_about_stores(error):
+                    log.exception("settings are not reloaded")
+                found = refused(error)
+        for line in (*found.changes, found.message):
+            self._say(line)
+        return found
+
+    async def _reload(self, request: ReloadRequest) -> ReloadAnswer:
+        read = await asyncio.to_thread(self._read)
+        wanted = msgspec.structs.replace(read, models=self._engines.place(read.models))
+        changes = changes_between(self._as_read, wanted)
+        lines = [str(each) for each in changes]
+        refuse_what_binds(changes)
+        fresh = msgspec.structs.replace(
+            wanted, database_url=self.settings.database_url, redis_url=self.settings.redis_url
+        )
+        if request.is_dry_run:
+            added = await self._take_up_plans_and_prices(fresh, lines, keeps=False)
+            return ReloadAnswer(changes=lines, message=would(changes, added))
+        await self._start_engines(fresh)
+        try:
+            added = await self._take_up_plans_and_prices(fresh, lines)
+            await self._have_workers_take_up(fresh, request, lines)
+        except BaseException:
+            self._retire_engines(self.settings)
+            raise
+        self._engines.watch()
+        gone = self._retire_engines(fresh)
+        replaced = self._is_for_new_workers(fresh, request)
+        self.settings, self._as_read = fresh, wanted
+        return ReloadAnswer(changes=lines, message=done(changes, added, gone, replaced=replaced))
+
+    async def _start_engines(self, fresh: Settings) -> None:
+        """Raises: StartError, with the reason that an engine gives, and nothing is left of any."""
+        started = await self._engines.begin(fresh)
+        try:
+            if started:
+                names = ", ".join(each.model.name for each in started)
+                self._say(f"Starting the engines of {names} beside the others.")
+            await self._engines.until_ready(started)
+        except BaseException:
+            await self._engines.drop(started)
+            raise
+
+    def _retire_engines(self, wanted: Settings) -> list[str]:
+        return self._engines.retire(wanted.models, lambda: self._workers.engines_in_use)
+
+    async def _take_up_plans_and_prices(
+        self, fresh: Settings, lines: list[str], *, keeps: bool = True
+    ) -> int:
+        from gateway.processes import database  # SQLAlchemy: loaded by the start already
+
+        assert fresh.database_url is not None and fresh.redis_url is not None
+        return await database.take_up(
+            fresh, fresh.database_url, fresh.redis_url, changes=lines, keeps=keeps
+        )
+
+    async def _have_workers_take_up(
+        self, fresh: Settings, request: ReloadRequest, lines: list[str]
+    ) -> None:
+        """Raises: SettingsRefused; the old settings are in force then, also of plans."""
+        try:
+            if self._is_for_new_workers(fresh, request):
+                await self._workers.replace(fresh)
+            else:
+                await self._workers.take_up(fresh)
+        except SettingsRefused:
+            taken_back = ["taken back: a worker refused the settings"]
+            await self._take_up_plans_and_prices(self.settings, taken_back)
+            raise
+
+    def _is_for_new_workers(self, fresh: Settings, request: ReloadRequest) -> bool:
+        return request.replaces_workers or needs_new_workers(self.settings, fresh)
+
+
+def refuse_what_binds(changes: tuple[SettingChange, ...]) -> None:
+    """Raises: SettingsError, for what a reload cannot change."""
+    bound = [each.path for each in changes if each.effect == "restart"]
+    if bound:
+        raise SettingsError(f"{', '.join(bound)}: only a restart of `tollgate up` changes it")
+
+
+def is_about_stores(error: Exception) -> bool:
+    """Tell whether a store or what stands in it is the reason: known errors, told in a line."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from gateway.tenancy.errors import TenancyError
+
+    return isinstance(error, SQLAlchemyError | TenancyError | BillingError)
+
+
+def refused(error: Exception) -> ReloadAnswer:
+    reason = one_line(str(getattr(error, "orig", None) or error) or type(error).__name__)
+    return ReloadAnswer(
+        is_refused=True, message=f"Refused, the old settings stay in force: {reason}"
+    )
+
+
+def would(changes: tuple[SettingChange, ...], num_prices: int) -> str:
+    if not changes and not num_prices:
+        return "Nothing would change."
+    kinds = {each.effect for each in changes}
+    how = "by new workers" if "workers" in kinds else "at once"
+    prices = f", and {num_prices} new prices" if num_prices else ""
+    return f"{len(changes)} settings would change {how}{prices}."
+
+
+def done(
+    changes: tuple[SettingChange, ...], num_prices: int, gone: list[str], *, replaced: bool
+) -> str:
+    parts = []
+    if changes:
+        parts.append(f"{len(changes)} settings have changed.")
+    if num_prices:
+        parts.append(f"{num_prices} prices are new.")
+    if gone:
+        parts.append(f"The old engines of {', '.join(gone)} end when they are done.")
+    if not parts:
+        parts.append("No setting has changed.")
+    parts.append(ALL_NEW if replaced else "All workers have these settings.")
+    return " ".join(parts)
