@@ -15,6 +15,7 @@ from msgspec.structs import FieldInfo
 from gateway.settings.child_environment import secret_variables
 from gateway.settings.file import SettingsError, one_line
 from gateway.settings.load import Settings
+from gateway.settings.models import ModelConfig
 
 Effect = Literal["live", "workers", "restart"]
 """`live`: running workers take it up. `workers`: workers are replaced one by one, without refusing
@@ -67,6 +68,8 @@ HIDDEN = frozenset({"environment", "args", "database_url", "redis_url"})
 """Their values may be secrets."""
 PRIVATE_PART = re.compile(r"(?<=://)[^/\s?#@]*@|\?[^\s#]*")
 """The user and password of a URL, and its query."""
+ASSIGNED = frozenset({"engine", "shares_memory"})
+"""Fields that nobody writes of a model whose engine is started here."""
 ABSENT = object()
 
 
@@ -123,8 +126,13 @@ def _value(settings: Settings, name: str) -> Any:
 def _written(value: Any) -> Any:
     """Return a setting as builtins, without what stands at its default."""
     if isinstance(value, msgspec.Struct):
+        given = ASSIGNED if isinstance(value, ModelConfig) and value.starts_engine else ()
         found = ((field, getattr(value, field.name)) for field in msgspec.structs.fields(value))
-        return {field.name: _written(it) for field, it in found if it != _default_of(field)}
+        return {
+            field.name: _written(it)
+            for field, it in found
+            if it != _default_of(field) and field.name not in given
+        }
     if isinstance(value, list | tuple):
         return [_written(each) for each in value]
     return msgspec.to_builtins(value, enc_hook=str)
@@ -144,7 +152,11 @@ def _differences(
         return
     if isinstance(old, dict) and isinstance(new, dict) and path.split(".")[-1] not in HIDDEN:
         for key in (*old, *(key for key in new if key not in old)):
-            yield from _differences(f"{path}.{key}", old.get(key, ABSENT), new.get(key, ABSENT))
+            before, after = old.get(key, ABSENT), new.get(key, ABSENT)
+            if not by_name and isinstance(before if after is ABSENT else after, dict):
+                # A table whose keys all stand at their defaults is there all the same.
+                before, after = ({} if each is ABSENT else each for each in (before, after))
+            yield from _differences(f"{path}.{key}", before, after)
     else:
         hidden = path.split(".")[-1] in HIDDEN
         yield path, _hidden(old) if hidden else old, _hidden(new) if hidden else new

@@ -1,0 +1,103 @@
+"""An engine is replaced beside the old one, which ends when its last stream has."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from gateway.home import Home
+from tests.databases import with_cluster
+from tests.gateway.processes.test_supervisor import (
+    START_TIMEOUT_S,
+    UPSTREAM_ONLY,
+    Up,
+    command,
+    until,
+)
+from tests.scratch import make_scratch
+
+PENNY = UPSTREAM_ONLY + '[[model]]\nname = "penny"\npath = "models/penny"\n'
+SETTINGS = "[compat]\ndialect = 'vllm'\n[engine]\nstep_timeout_s = 3600\n"
+NUM_TOKENS = 100
+
+
+@pytest.fixture
+def up() -> Iterator[Up]:
+    folder: Path = make_scratch()
+    up = Up(folder, SETTINGS + PENNY)
+    with_cluster(Home(up.home))
+    yield up
+    if up.runs():
+        up.end()
+    shutil.rmtree(folder)
+
+
+def begin(client: httpx.Client, up: Up) -> httpx.Response:
+    """Begin a stream that takes a while."""
+    key = json.loads((up.home / "credentials.json").read_text())["api_key"]
+    body = {
+        "model": "penny",
+        "messages": [{"role": "user", "content": "Say hello."}],
+        "max_tokens": NUM_TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    headers = {"authorization": f"Bearer {key}"}
+    request = client.build_request(
+        "POST", f"{up.url()}/chat/completions", json=body, headers=headers
+    )
+    return client.send(request, stream=True)
+
+
+@pytest.mark.slow
+def test_a_stream_ends_at_the_engine_that_it_began_at(up: Up) -> None:
+    """The old engine stands still meanwhile, so that the stream is under way all the time."""
+    up.start()
+    (old,) = up.pids("engine").values()
+    with httpx.Client(timeout=START_TIMEOUT_S) as client:
+        answer = begin(client, up)
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        os.kill(old, signal.SIGSTOP)
+        up.config.write_text(SETTINGS + "max_num_seqs = 5\n" + PENNY)
+        done = command(up, "reload")
+        assert done.returncode == 0, done.stderr
+        changed, said = done.stdout.splitlines()
+        assert changed == "+ models.penny.engine_options.max_num_seqs = 5"
+        assert "The old engines of penny end when they are done." in said
+        (new,) = set(up.pids("engine").values()) - {old}
+        fresh = begin(client, up)
+        assert "data: [DONE]" in "\n".join(fresh.iter_lines()), "the new one serves"
+        assert psutil.pid_exists(old)
+        os.kill(old, signal.SIGCONT)
+        rest = "\n".join(lines)
+        assert "data: [DONE]" in rest and '"error"' not in rest
+        until(lambda: list(up.pids("engine").values()) == [new])
+    up.config.write_text(UPSTREAM_ONLY)
+    gone = command(up, "reload")
+    assert gone.returncode == 0 and "- models.penny = " in gone.stdout, gone.stderr
+    until(lambda: not up.pids("engine"))
+    until(lambda: command(up, "reconcile").stdout.endswith("The books balance.\n"))
+    records = Home(up.home).usage_records()["penny"]
+    assert [path.name for path in records] == ["penny.record", "penny@2.record"]
+    assert up.end() == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_an_engine_that_cannot_start_refuses_the_settings(up: Up) -> None:
+    up.start()
+    before = up.pids("engine")
+    up.config.write_text(SETTINGS + "kv_cache_bytes = 1\n" + PENNY)
+    refused = command(up, "reload")
+    assert refused.returncode == 1 and "engine-" in refused.stderr
+    assert up.pids("engine") == before and up.ready()
+    assert up.end() == 0
