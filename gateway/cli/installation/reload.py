@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import click
+import msgspec
 from click.exceptions import Exit
 
 from gateway.cli.shared.command import STATE, refuse, with_options
@@ -23,7 +24,8 @@ NOBODY = 2
     is_flag=True,
     help="Replace the workers one by one in any case: for another version, or a new secret.",
 )
-def reload(dry_run: bool, workers: bool, **flags: Flags) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def reload(dry_run: bool, workers: bool, as_json: bool, **flags: Flags) -> None:
     """Put the settings in force that the file now says, without a restart.
 
     The running `tollgate up` reads the file and the variables that it was started with. All of it
@@ -32,7 +34,10 @@ def reload(dry_run: bool, workers: bool, **flags: Flags) -> None:
     replaced one by one. No stream is dropped. Prints what changes, a line each. Exits with 1 if the
     settings are refused, and with 2 if nothing runs.
 
-    Examples: `tollgate reload --dry-run`, then `tollgate reload`.
+    \b
+    Examples:
+      tollgate reload --dry-run     # after an edit of tollgate.toml
+      tollgate reload
     """
     from gateway.home import Home
     from gateway.processes.control_socket import NoSupervisor, ReloadRequest, ask
@@ -46,8 +51,11 @@ def reload(dry_run: bool, workers: bool, **flags: Flags) -> None:
         answer = asyncio.run(ask(home, request))
     except NoSupervisor as error:
         refuse(error, status=NOBODY)
-    for line in answer.changes:
-        click.echo(line)
-    click.echo(answer.message, err=answer.is_refused)
+    if as_json:
+        click.echo(msgspec.json.encode(answer).decode())
+    else:
+        for line in answer.changes:
+            click.echo(line)
+        click.echo(answer.message, err=answer.is_refused)
     if answer.is_refused:
         raise Exit(REFUSED)

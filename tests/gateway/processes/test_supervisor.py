@@ -442,6 +442,8 @@ def test_a_reload_is_in_force_in_all_workers_or_in_none(running: Up) -> None:
         assert (tried.returncode, tried.stderr) == (0, "")
         assert "+ models.near = " in tried.stdout and "1 settings would change" in tried.stdout
         assert models(up) == ["far"]
+        (change,) = json.loads(command(up, "reload", "--dry-run", "--json").stdout)["changes"]
+        assert change in tried.stdout
 
         done = command(up, "reload")
         assert done.returncode == 0, done.stderr
