@@ -113,12 +113,11 @@ def up(**flags: Flags) -> None:
     from gateway.processes.supervisor import Supervisor
 
     def read() -> Settings:
-        found = load(flags)
-        logs.configure(found.log_level, json_lines=False, process=logs.SUPERVISOR)
-        found = fetch_models(found, weights=True)
+        found = fetch_models(load(flags), weights=True)
         check_models(found, weights=True)
         return found
 
+    logs.configure(load(flags).log_level, json_lines=False, process=logs.SUPERVISOR)
     settings = read()
 
     async def supervise() -> None:

@@ -12,6 +12,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -33,6 +34,7 @@ WORKER_SHUTDOWN_S = 20.0
 """After the drain: what a worker may take to close its spool and its pools."""
 TAKE_UP_TIMEOUT_S = 30.0
 """Bounds the taking up of settings by all workers: it is instant but for a tokenizer to be read."""
+LOOK_AGAIN_S = 0.05
 MAX_REPORT_BYTES = 64 * 1024
 
 
@@ -74,9 +76,13 @@ class Reports:
         return descriptor in self._unread
 
     async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition. It is looked at also while nothing is reported: a worker may have
+        reported a moment before it counts as the one that runs."""
         while not condition():
             self._news.clear()
-            await self._news.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await self._news.wait()
 
     def _read(self, descriptor: int) -> None:
         data = os.read(descriptor, MAX_REPORT_BYTES)
