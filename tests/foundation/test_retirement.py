@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 
+import pytest
+
+from foundation import retirement as retirement_module
 from foundation.retirement import Retirement
 
 
@@ -51,3 +54,22 @@ async def test_the_end_of_its_owner_closes_what_is_still_held() -> None:
     del thing
     await settled()
     assert closed == [1]
+
+
+async def test_garbage_that_holds_a_thing_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frame of a request that failed holds its error, which holds the frame."""
+    monkeypatch.setattr(retirement_module, "FIRST_COLLECTION_S", 0.001)
+    retirement, closed, thing = Retirement(), asyncio.Event(), Thing()
+
+    async def close() -> None:
+        closed.set()
+
+    retirement.add(thing, close)
+    thing.itself = thing  # type: ignore[attr-defined]
+    gc.disable()
+    try:
+        del thing
+        await closed.wait()
+    finally:
+        gc.enable()
+    await retirement.close()
