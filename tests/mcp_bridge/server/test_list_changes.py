@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 import uvicorn
 from mcp import Client
@@ -22,7 +23,7 @@ from mcp_bridge.pinning import ApprovedPins, Kind, offer_of
 from mcp_bridge.routing.catalog import Catalog, changes_of
 from mcp_bridge.server import list_watch
 from mcp_bridge.server.allowed_origins import AllowedOrigins
-from mcp_bridge.server.bridge import Bridge
+from mcp_bridge.server.bridge import BadServer, Bridge
 from mcp_bridge.server.http import HttpEndpoint
 from mcp_bridge.server.list_watch import Watch
 from mcp_bridge.trust.approvals import Approvals
@@ -30,7 +31,7 @@ from mcp_bridge.trust.call_records import Rules
 from mcp_bridge.trust.policy import ToolRule
 from mcp_bridge.trust.trust import Trust
 from mcp_bridge.trust.visibility import may_name
-from mcp_bridge.upstream.upstream import ServerConfig
+from mcp_bridge.upstream.upstream import ServerConfig, Upstream
 from tests.mcp_bridge.memory import (
     FreeMeter,
     MemoryApprovals,
@@ -420,3 +421,52 @@ async def test_what_changes_while_a_listener_begins_is_told(
 )
 def test_which_rules_can_be_about_a_resource(glob: str, expected: bool) -> None:
     assert may_name(glob, "s__") == expected
+
+
+async def test_who_listens_is_told_of_servers_that_go_and_come(redis: Redis) -> None:
+    """Other settings replace the servers of a running bridge."""
+    async with asyncio.timeout(120), two_workers(redis, modern=True) as world:
+        for server in world.servers:
+            await world.approve("org_a", server, "tool", "prompt")
+        concerned, others = [], []
+        for worker, mode in zip(world.workers, ("legacy", "auto"), strict=True):
+            concerned.append(await world.listening(worker, "org_a/one", mode))
+            others.append(await world.listening(worker, "org_a/two", mode))
+        kept = [upstreams_of(worker, "two") for worker in world.workers]
+        for worker in world.workers:
+            worker.bridge.replace([world.configs["two"]])
+        for each in concerned:
+            await each.hears(TOOLS, PROMPTS, RESOURCES)
+        for worker in world.workers:
+            worker.bridge.replace(world.configs.values())
+        for each in concerned:
+            await each.hears(TOOLS, PROMPTS, RESOURCES)
+            assert await each.tools() == ["one__weather"]
+        for each in others:
+            assert await each.tools() == ["two__weather"] and each.told.empty()
+        assert [upstreams_of(worker, "two") for worker in world.workers] == kept
+        assert all(len(found) == 1 for found in kept), "what stays the same is the same"
+
+
+async def test_a_server_that_changed_is_closed_when_nobody_asks_it(redis: Redis) -> None:
+    async with asyncio.timeout(120), two_workers(redis, modern=True) as world:
+        bridge = world.workers[0].bridge
+        held = bridge.endpoint("org_a", "one")
+        assert held is not None
+        moved = msgspec.structs.replace(world.configs["one"], url="http://127.0.0.1:9/mcp")
+        bridge.replace([moved])
+        fresh = bridge.endpoint("org_a", "one")
+        assert fresh is not None and fresh.upstreams[0].config is moved
+        await asyncio.sleep(0)
+        assert bridge._retirement.num_waiting == 1, "it is held"
+        del held
+        while bridge._retirement.num_waiting:
+            await asyncio.sleep(0.001)
+        with pytest.raises(BadServer):
+            bridge.replace([moved, moved])
+        assert bridge.servers == ("one",)
+
+
+def upstreams_of(worker: Worker, name: str) -> list[Upstream]:
+    found = worker.bridge._upstreams.items()
+    return [upstream for (_, server), upstream in found if server == name]
