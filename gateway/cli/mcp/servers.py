@@ -99,7 +99,7 @@ def add(
     recheck_s: float,
     **flags: Flags,
 ) -> None:
-    """Add a server to the settings file; a running gateway knows it after a restart.
+    """Add a server to the settings file; `tollgate reload` tells a running gateway.
 
     Nobody sees what it offers before `tollgate mcp approve`. With --org or --project, it does not
     exist for anybody else. A command is pinned to its present program: a changed one does not

@@ -131,7 +131,7 @@ async def apply(settings: Settings, draft: Path, digest: str) -> None:
     path = Home(settings.home).price_books / f"{datetime.now(UTC):%Y-%m-%d}-{known[:12]}.toml"
     write(path, content)
     click.echo(f"Applied: {path}")
-    click.echo("Run `tollgate migrate`, then reload the gateways (SIGHUP).")
+    click.echo("Run `tollgate reload`. Gateways that run alone: `tollgate migrate`, then SIGHUP.")
 
 
 @prices.command(epilog=EXITS_OF_CHECK)
