@@ -12,7 +12,7 @@ from collections import Counter as Counted
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
@@ -22,6 +22,7 @@ from engine.fairness import LANE_WEIGHTS
 from engine.protocol import Lane, ReplicaStatus
 from gateway.generation_events import MeteredUsage, RawBody, ReplicaEvent
 
+T = TypeVar("T")
 CONTENT_TYPE = "text/plain; version=0.0.4"
 """Prometheus' text format; Litestar adds the charset to each `text/`."""
 TTFT_BUCKETS_S = (
@@ -98,6 +99,8 @@ class Telemetry:
 
     def __init__(self, *, models: Iterable[str], shared_folder: Path | None = None) -> None:
         self.models = frozenset(models)
+        self._shown: dict[str, frozenset[Any]] = {}
+        """The labels of gauges that were set the last time, by what they are of."""
         self.shared_folder = shared_folder
         if shared_folder is not None:
             reserve_disk(shared_folder)
@@ -266,16 +269,31 @@ class Telemetry:
 
     def mcp_health(self, servers: Iterable[str], found: Iterable[tuple[str, str]]) -> None:
         """`servers`: those of the settings. `found`: a server and its state, of each upstream."""
-        counted = Counted(found)
-        for server in servers:
+        counted, named = Counted(found), frozenset(servers)
+        for server in named | self._gone("servers", named):
             for state in UPSTREAM_STATES:
                 self.mcp_upstreams.labels(server, state).set(counted[server, state])
 
     def components(self, found: Iterable[tuple[str, str, str]]) -> None:
         """`found`: kind, name and state of each."""
-        for kind, name, state in found:
+        states = {(kind, name): state for kind, name, state in found}
+        for kind, name in states.keys() | self._gone("components", frozenset(states)):
             for each in COMPONENT_STATES[kind]:
-                self.component_states.labels(kind, name, each).set(each == state)
+                self.component_states.labels(kind, name, each).set(each == states.get((kind, name)))
+
+    def zero_gone(self, *, engines: Iterable[str], rooms: Iterable[str]) -> None:
+        """Set the gauges of models that are not served any more to zero: a file that processes
+        share forgets none."""
+        for model in self._gone("engines", frozenset(engines)):
+            for gauge in self.engine_gauges.values():
+                gauge.labels(model).set(0)
+        for model in self._gone("rooms", frozenset(rooms)):
+            self.waiting_rooms(model, ())
+
+    def _gone(self, what: str, now: frozenset[T]) -> frozenset[T]:
+        """Return what was there the last time and is not now."""
+        before, self._shown[what] = self._shown.get(what, frozenset()), now
+        return before - now
 
     def count_tokens(
         self, model: str, *, uncached: int, cache_read: int, cache_write: int, output: int

@@ -104,8 +104,8 @@ class EngineSet:
 
     def _kept(self, model: ModelConfig) -> ModelConfig | None:
         for running in self._engines.values():
-            options = model.engine_options
-            if model.shares_memory and running.model.shares_memory:
+            options, fraction = model.engine_options, model.shared_fraction
+            if fraction is not None and fraction == running.model.shared_fraction:
                 share = running.model.engine_options.kv_cache_fraction
                 options = msgspec.structs.replace(options, kv_cache_fraction=share)
             found = msgspec.structs.replace(model, engine=running.address, engine_options=options)

@@ -59,6 +59,7 @@ EFFECTS: Mapping[str, Effect] = {
     "batch_concurrency": "workers",
     "file_store": "workers",
     "log_level": "workers",
+    "logs": "workers",
 }
 """The effect of each setting; of a table named here by its keys, that of each key."""
 
@@ -68,7 +69,7 @@ HIDDEN = frozenset({"environment", "args", "database_url", "redis_url"})
 """Their values may be secrets."""
 PRIVATE_PART = re.compile(r"(?<=://)[^/\s?#@]*@|\?[^\s#]*")
 """The user and password of a URL, and its query."""
-ASSIGNED = frozenset({"engine", "shares_memory"})
+ASSIGNED = frozenset({"engine", "shared_fraction"})
 """Fields that nobody writes of a model whose engine is started here."""
 ABSENT = object()
 

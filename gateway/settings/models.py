@@ -106,8 +106,9 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     """True where `tollgate up` runs that engine; False where somebody else does."""
     engine_options: EngineOptions = EngineOptions()
     """All that an engine which is started here is started with."""
-    shares_memory: bool = False
-    """Nobody says how large its KV cache is: its share depends on how many engines there are."""
+    shared_fraction: float | None = None
+    """The fraction of the free memory of which its KV cache gets a part, as many as there are
+    engines. None: its size is its own."""
     adapters: tuple[AdapterConfig, ...] = ()
     """Beside the model as it is."""
     cache_contract: ContractName = DEFAULT_CONTRACT
@@ -154,9 +155,10 @@ def to_models(
         to_options(each.engine_options, f"model[{position}].engine_options")
     started = [each for each in written if each.path is not None and each.engine is None]
     # All of them see the same free memory; who names a size takes no part in sharing it.
-    sharing = sum(KV_CACHE_SIZES.isdisjoint(each.engine_options) for each in started)
+    sharing = sum(has_no_size(each.engine_options) for each in started)
     shared = share_kv_cache(engine, max(sharing, 1))
-    models = tuple(_to_model(each, at, shared, home) for at, each in enumerate(written))
+    fraction = shared_fraction(engine)
+    models = tuple(_to_model(each, at, shared, fraction, home) for at, each in enumerate(written))
     _refuse_duplicates(models)
     return models
 
@@ -184,13 +186,26 @@ def override(shared: EngineTable, own: EngineTable) -> EngineTable:
 def share_kv_cache(table: EngineTable, num_engines: int) -> EngineTable:
     """Return the options for each of several engines that start side by side: all see the same
     free memory, so each takes its part of what one alone would."""
+    fraction = shared_fraction(table)
+    return table if fraction is None else table | {"kv_cache_fraction": fraction / num_engines}
+
+
+def shared_fraction(table: EngineTable) -> float | None:
+    """Return the fraction of the free memory that all engines share; None: each has a size."""
     if "kv_cache_bytes" in table or "num_blocks" in table:
-        return table
-    fraction = table.get("kv_cache_fraction", EngineOptions().kv_cache_fraction)
-    return table | {"kv_cache_fraction": fraction / num_engines}
+        return None
+    found: float = table.get("kv_cache_fraction", EngineOptions().kv_cache_fraction)
+    return found
 
 
-def _to_model(model: WrittenModel, position: int, engine: EngineTable, home: Home) -> ModelConfig:
+def has_no_size(own: EngineTable) -> bool:
+    """Tell whether a model leaves the size of its KV cache to what all engines share."""
+    return KV_CACHE_SIZES.isdisjoint(own)
+
+
+def _to_model(
+    model: WrittenModel, position: int, engine: EngineTable, fraction: float | None, home: Home
+) -> ModelConfig:
     at = f"model[{position}]"
     if sum((model.path is not None, model.upstream is not None, bool(model.replica))) != 1:
         raise SettingsError(f"{at} ({model.name}): wants exactly one of path, upstream, replica")
@@ -213,7 +228,7 @@ def _to_model(model: WrittenModel, position: int, engine: EngineTable, home: Hom
         engine=model.engine or f"unix:{home.engine_socket(position)}",
         starts_engine=starts_engine,
         engine_options=_options(engine, model.engine_options) if starts_engine else EngineOptions(),
-        shares_memory=starts_engine and KV_CACHE_SIZES.isdisjoint(model.engine_options),
+        shared_fraction=fraction if starts_engine and has_no_size(model.engine_options) else None,
         adapters=tuple(_to_adapters(model, at)),
         cache_contract=model.cache_contract or DEFAULT_CONTRACT,
         chat_template=_template(model, at),

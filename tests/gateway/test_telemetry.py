@@ -52,6 +52,30 @@ def test_what_waits_for_upstreams_is_told_by_lane() -> None:
     assert counted == {"batch": (2, 2), "interactive": (0, 2), "agentic": (0, 0)}
 
 
+def test_the_gauges_of_what_is_gone_are_zero() -> None:
+    """Other settings took it away; a scrape would go on finding what was seen last."""
+    status, room = FakeCore(FAKE_CONFIG).status(), WaitingRoom(1)
+    room.join(Priority(lane="batch"), 1)
+    telemetry = Telemetry(models=[status.model])
+    value = telemetry.registry.get_sample_value
+    gauges: list[tuple[str, dict[str, str]]] = [
+        ("tollgate_kv_cache_blocks", {"model": status.model}),
+        ("tollgate_upstream_requests_running", {"model": "m", "lane": "batch"}),
+        ("tollgate_mcp_upstreams", {"server": "s", "state": "closed"}),
+        ("tollgate_components", {"kind": "upstream", "name": "m/0", "state": "ok"}),
+    ]
+    telemetry.engine_status(status)
+    telemetry.waiting_rooms("m", [room])
+    telemetry.zero_gone(engines=[status.model], rooms=["m"])
+    telemetry.mcp_health(["s"], [("s", "closed")])
+    telemetry.components([("upstream", "m/0", "ok")])
+    assert all(value(name, labels) for name, labels in gauges)
+    telemetry.zero_gone(engines=[], rooms=[])
+    telemetry.mcp_health([], [])
+    telemetry.components([])
+    assert [value(name, labels) for name, labels in gauges] == [0, 0, 0, 0]
+
+
 def timed(*events: ReplicaEvent) -> tuple[float, float]:
     """(first tokens, steps from one token to the next) of one request."""
     telemetry = Telemetry(models=["m"])

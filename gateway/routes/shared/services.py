@@ -115,8 +115,9 @@ class Services(msgspec.Struct, kw_only=True):
                 self.telemetry.engine_status(engine.status)
         for model, rooms in self.rooms.items():
             self.telemetry.waiting_rooms(model, rooms)
-        if self.mcp is not None:
-            self.telemetry.mcp_health(*self.mcp.health_by_server())
+        self.telemetry.zero_gone(engines=self.engines, rooms=self.rooms)
+        servers, upstreams = ((), []) if self.mcp is None else self.mcp.health_by_server()
+        self.telemetry.mcp_health(servers, upstreams)
         self.telemetry.open_calls.set(len(self.generation.open_calls))
         self.telemetry.tasks.set(len(asyncio.all_tasks()))
         self.telemetry.spool_backlog.set(self.spool.backlog)

@@ -1,0 +1,109 @@
+"""Which engine a model gets when settings change: the one that runs, or another beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.home import Home
+from gateway.processes.engine_set import EngineSet, RunningEngine
+from gateway.processes.restarter import Restarter
+from gateway.settings.load import Settings, load
+
+FAR = '[[model]]\nname = "far"\nupstream = "http://127.0.0.1:1/v1"\n'
+PENNY = '[[model]]\nname = "penny"\npath = "models/penny"\n'
+OTHER = '[[model]]\nname = "other"\npath = "models/penny"\n'
+
+
+class Engines:
+    """A set in which engines run that are no processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.set = EngineSet(Home(folder / "home"))
+
+    def read(self, text: str) -> Settings:
+        path = self.folder / "tollgate.toml"
+        path.write_text(text)
+        read = load({"config": path, "home": self.folder / "home"}, {})
+        return msgspec.structs.replace(read, models=self.set.place(read.models))
+
+    def run(self, text: str) -> list[RunningEngine]:
+        """Have the engines of a file run, and return those that it needed anew."""
+        settings = self.read(text)
+        fresh = [self.set._engine(each, settings) for each in self.set._missing(settings.models)]
+        self.set._engines |= {each.address: each for each in fresh}
+        return fresh
+
+
+@pytest.fixture
+def engines(tmp_path: Path) -> Engines:
+    return Engines(tmp_path)
+
+
+def addresses(settings: Settings) -> dict[str, str]:
+    found = {each.name: each.engine for each in settings.models if each.engine is not None}
+    return {name: address.rpartition("/")[2] for name, address in found.items()}
+
+
+def test_at_first_each_has_the_number_of_its_place(engines: Engines) -> None:
+    found = addresses(engines.read(FAR + PENNY + OTHER))
+    assert found == {"penny": "engine-1.sock", "other": "engine-2.sock"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PENNY + FAR,
+        FAR + OTHER + PENNY,
+        FAR + PENNY + "tool_call_parser = 'hermes'\n",
+        "[compat]\ndialect = 'vllm'\n" + FAR + PENNY,
+    ],
+)
+def test_an_engine_stays_wherever_its_model_stands(engines: Engines, text: str) -> None:
+    """Its share of the memory is another one beside another engine: that waits."""
+    (penny,) = engines.run(FAR + PENNY)
+    settings = engines.read(text)
+    assert addresses(settings)["penny"] == "engine-1.sock"
+    (model,) = [each for each in settings.models if each.name == "penny"]
+    assert model.engine_options == penny.model.engine_options
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "[engine]\nmax_num_seqs = 5\n",
+        "[engine]\nkv_cache_bytes = 1000000\n",
+        "[engine]\nkv_cache_fraction = 0.3\n",
+        "[[model.adapter]]\nname = 'law'\npath = 'models/penny'\n",
+    ],
+)
+def test_another_process_comes_beside_the_old_one(engines: Engines, more: str) -> None:
+    (old,) = engines.run(PENNY)
+    (new,) = engines.run(PENNY + more)
+    assert (old.number, old.record) == (0, 1) and (new.number, new.record) == (1, 2)
+    assert engines.set._home.usage_record("penny", new.record).name == "penny@2.record"
+    engines.set._retiring[old.address] = engines.set._engines.pop(old.address)
+    (back,) = engines.run(PENNY)
+    assert (back.number, back.record) == (2, 3), "what ends still has its socket and its record"
+    del engines.set._retiring[old.address]
+    (other,) = engines.run(PENNY + "[engine]\nmax_num_seqs = 6\n")
+    assert (other.number, other.record) == (0, 1)
+
+
+def test_a_share_that_is_written_down_is_no_share_of_what_is_left(engines: Engines) -> None:
+    one = PENNY + "[model.engine_options]\nkv_cache_fraction = 0.5\n"
+    other = PENNY + "[model.engine_options]\nkv_cache_fraction = 0.4\n"
+    engines.run(one)
+    assert addresses(engines.read(one)) == {"penny": "engine-0.sock"}
+    assert addresses(engines.read(other)) == {"penny": "engine-1.sock"}
+
+
+def test_only_an_engine_that_never_served_is_given_up(engines: Engines) -> None:
+    (engine,) = engines.run(PENNY)
+    restarter: Restarter = engine.restarter
+    assert restarter.is_final(2) and not restarter.is_final(1)
+    engine.is_ready = True
+    assert not restarter.is_final(2)
