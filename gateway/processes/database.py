@@ -106,10 +106,12 @@ async def take_up(
     *,
     changes: Sequence[str] = (),
     keeps: bool = True,
+    is_taken_back: bool = False,
 ) -> int:
     """Bring plans and prices to what other settings say, in one transaction, with the `changes` in
     the operator's audit log; tell all workers. Return the number of prices added. `keeps`: False
-    tries it and changes nothing.
+    tries it and changes nothing. `is_taken_back`: these are the settings before, and prices, which
+    are never taken back, stay.
 
     Raises: PriceBookError, TenancyError, OSError, sqlalchemy.exc.SQLAlchemyError.
     """
@@ -117,7 +119,11 @@ async def take_up(
     engine = create_engine(database_url, role=ROLE_SYSTEM)
     try:
         async with engine.connect() as conn, conn.begin() as transaction:
-            added = await _bring_up(conn, settings, prices, changes)
+            await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(BOOTSTRAP_LOCK)))
+            added = 0
+            if not is_taken_back:
+                added = await sync_prices(conn, prices, note=record_prices)
+            await _bring_up_plans(conn, settings, prices, changes)
             if not keeps:
                 await transaction.rollback()
                 return added
@@ -130,12 +136,10 @@ async def take_up(
     return added
 
 
-async def _bring_up(
+async def _bring_up_plans(
     conn: AsyncConnection, settings: Settings, prices: PriceBook, changes: Sequence[str]
-) -> int:
-    """Take the locks in the order in which a start takes them, each before the audit log's."""
-    await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(BOOTSTRAP_LOCK)))
-    added = await sync_prices(conn, prices, note=record_prices)
+) -> None:
+    """Under the lock of a start, which is taken before that of prices and those of audit logs."""
     plans = await sync_plans(conn, settings.plans)
     await check_price_lists(conn, prices.lists.names)
     operator = await find_operator(conn)
@@ -150,7 +154,6 @@ async def _bring_up(
             target="settings",
             after={"changes": list(changes)},
         )
-    return added
 
 
 async def _tell_workers(redis_url: str) -> None:

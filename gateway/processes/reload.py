@@ -106,13 +106,23 @@ class Reload:
         return self._engines.retire(wanted.models, lambda: self._workers.engines_in_use)
 
     async def _take_up_plans_and_prices(
-        self, fresh: Settings, lines: list[str], *, keeps: bool = True
+        self,
+        fresh: Settings,
+        lines: list[str],
+        *,
+        keeps: bool = True,
+        is_taken_back: bool = False,
     ) -> int:
         from gateway.processes import database  # SQLAlchemy: loaded by the start already
 
         assert fresh.database_url is not None and fresh.redis_url is not None
         return await database.take_up(
-            fresh, fresh.database_url, fresh.redis_url, changes=lines, keeps=keeps
+            fresh,
+            fresh.database_url,
+            fresh.redis_url,
+            changes=lines,
+            keeps=keeps,
+            is_taken_back=is_taken_back,
         )
 
     async def _have_workers_take_up(
@@ -125,9 +135,17 @@ class Reload:
             else:
                 await self._workers.take_up(fresh)
         except SettingsRefused:
-            taken_back = ["taken back: a worker refused the settings"]
-            await self._take_up_plans_and_prices(self.settings, taken_back)
+            await self._take_back_plans(lines)
             raise
+
+    async def _take_back_plans(self, lines: list[str]) -> None:
+        """Have the plans before in force again. Prices that came stay: nobody uses them yet."""
+        if not lines:
+            return
+        try:
+            await self._take_up_plans_and_prices(self.settings, ["taken back"], is_taken_back=True)
+        except Exception:
+            log.exception("plans of the refused settings stay until the next reload")
 
     def _is_for_new_workers(self, fresh: Settings, request: ReloadRequest) -> bool:
         return request.replaces_workers or needs_new_workers(self.settings, fresh)

@@ -31,8 +31,8 @@ def reload(dry_run: bool, workers: bool, as_json: bool, **flags: Flags) -> None:
     The running `tollgate up` reads the file and the variables that it was started with. All of it
     is checked first, and a refusal leaves everything as it was. Models, upstreams, prices, plans,
     MCP servers and deadlines are in force in every worker at once; for the rest the workers are
-    replaced one by one. No stream is dropped. Prints what changes, a line each. Exits with 1 if the
-    settings are refused, and with 2 if nothing runs.
+    replaced one by one, and streams have `drain_timeout_s` to end in the old ones. Prints what
+    changes, a line each. Exits with 1 if the settings are refused, and with 2 if nothing runs.
 
     \b
     Examples:

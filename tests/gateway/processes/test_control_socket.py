@@ -46,7 +46,7 @@ async def test_a_command_gets_an_answer(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [b"{}\n", b"nonsense\n", b"x" * 100_000 + b"\n", b'{"type":"a"}\n']
+    "sent", [b'{"is_dry_run":1}\n', b"nonsense\n", b"x" * 100_000 + b"\n", b'{"type":"a"}\n']
 )
 async def test_what_is_no_request_is_said_so(home: Home, sent: bytes) -> None:
     async with control_socket(home, echo):

@@ -7,8 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.settings.changes import EFFECTS, changes_between, needs_new_workers
-from gateway.settings.file import CompatConfig, WrittenMcp
+from gateway.settings.changes import (
+    EFFECTS,
+    changes_between,
+    needs_new_workers,
+    refuse_what_is_fixed,
+)
+from gateway.settings.file import CompatConfig, SettingsError, WrittenMcp
 from gateway.settings.live import LiveSettings, live_part, with_live_part
 from gateway.settings.load import Settings, load
 
@@ -104,3 +109,10 @@ def test_a_new_secret_takes_new_workers(tmp_path: Path) -> None:
     old, new = read(tmp_path, FAR), read(tmp_path, FAR + 'api_key_env = "FAR_KEY"\n')
     assert needs_new_workers(old, new) and not needs_new_workers(new, old)
     assert not needs_new_workers(old, msgspec.structs.replace(old, plans=()))
+
+
+def test_a_gateway_alone_refuses_what_takes_another_process(tmp_path: Path) -> None:
+    old = read(tmp_path, FAR)
+    refuse_what_is_fixed(old, read(tmp_path, FAR + "context_window = 9\n"))
+    with pytest.raises(SettingsError, match="^max_batch_lines: needs a restart$"):
+        refuse_what_is_fixed(old, read(tmp_path, "max_batch_lines = 9\n" + FAR))

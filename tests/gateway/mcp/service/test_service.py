@@ -8,12 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from litestar import Litestar
 
 from gateway.app.create import create_app
 from gateway.auth.errors import AuthUnavailable, ExpiredToken, InvalidKey
+from gateway.mcp.service.service import fingerprint_of
 from gateway.principal import Principal
+from gateway.settings.file import WrittenMcpServer
 from gateway.settings.load import load
 from gateway.telemetry import Telemetry
 
@@ -265,3 +268,12 @@ async def test_what_no_header_can_hold_is_refused_all_the_same(app: Litestar) ->
                 assert (
                     said.isascii() and said.isprintable() and said.count('"') == 2 * said.count("=")
                 )
+
+
+def test_a_fingerprint_is_of_what_a_connection_is_made_of() -> None:
+    """A server that somebody else may call, or that is trusted otherwise, keeps its processes."""
+    server = WrittenMcpServer(name="s", command="/bin/s", args=["--a"])
+    kept = msgspec.structs.replace(server, orgs=["org_1"], trust="all", taints=True, recheck_s=0)
+    assert fingerprint_of(kept) == fingerprint_of(server)
+    for change in ({"args": ["--b"]}, {"environment": {"A": "b"}}, {"offline": True}):
+        assert fingerprint_of(msgspec.structs.replace(server, **change)) != fingerprint_of(server)
