@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -35,6 +36,7 @@ SWAP_WAIT_S = 1.0
 Connect = Callable[[str, str], EngineClient]
 """Makes the client of a model's engine, by the model's name and the engine's address."""
 Close = Callable[[], Awaitable[None]]
+Stamp = tuple[int, int, int]
 EngineKey = tuple[str, str]
 """The name of the base model, and the engine's address."""
 
@@ -47,11 +49,29 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig
     routes: tuple[Route, ...]
     client: EngineClient | None = None
+    stamps: tuple[Stamp | None, ...]
+    """Those of its files, taken before they were read."""
 
     def is_as_in(self, settings: Settings, model: ModelConfig) -> bool:
         """Tell whether other settings would make the same of it."""
         before, now = (what_makes(each) for each in (self.settings, settings))
-        return self.model == model and before == now
+        return self.model == model and before == now and self.stamps == stamps_of(model)
+
+
+def stamps_of(model: ModelConfig) -> tuple[Stamp | None, ...]:
+    """Return what tells whether the small files of a model are those that were read: the keys of
+    upstreams and a chat template, which change in place."""
+    keys = (each.api_key_file for each in model.replicas)
+    return tuple(stamp_of(path) for path in (*keys, model.chat_template))
+
+
+def stamp_of(path: Path | None) -> Stamp | None:
+    """Return a file's inode, time and size; None: there is none."""
+    try:
+        found = None if path is None else path.stat()
+    except OSError:
+        return None
+    return None if found is None else (found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 def what_makes(settings: Settings) -> tuple[object, ...]:
@@ -136,7 +156,7 @@ class ServedModels:
         return [each for name, each in wanted.items() if self._served.get(name) is not each]
 
     async def _make(self, settings: Settings, model: ModelConfig) -> ServedModel:
-        client = self._take_client(model)
+        client, stamps = self._take_client(model), stamps_of(model)
         rooms = self._own_rooms.take(model, settings)
         make = partial(
             routes_of,
@@ -154,7 +174,9 @@ class ServedModels:
         except BaseException:
             await self._close(settings, model, ())
             raise
-        return ServedModel(settings=settings, model=model, routes=routes, client=client)
+        return ServedModel(
+            settings=settings, model=model, routes=routes, client=client, stamps=stamps
+        )
 
     def _take_client(self, model: ModelConfig) -> EngineClient | None:
         if model.engine is None:

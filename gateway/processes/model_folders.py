@@ -15,7 +15,7 @@ from engine.text.model_folder import (
     read_json,
 )
 from gateway.settings.file import SettingsError
-from gateway.settings.load import Settings, read_secret
+from gateway.settings.load import Settings, read_api_key, read_secret
 from gateway.settings.models import AdapterConfig, ModelConfig
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -32,8 +32,7 @@ def check_models(settings: Settings, *, weights: bool) -> None:
         for adapter in model.adapters:
             _check_adapter(adapter, weights=weights)
         for replica in model.replicas:
-            if replica.api_key_env is not None:
-                read_secret(replica.api_key_env)
+            read_api_key(replica)
     if (store := settings.file_store) is not None:
         _check_extra("s3", "obstore", "file_store")
         read_secret(store.access_key_env, "file_store.access_key_env")

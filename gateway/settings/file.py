@@ -134,6 +134,7 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     upstream: Url | None = None
     upstream_model: Name | None = None
     api_key_env: Name | None = None
+    api_key_file: Path | None = None
     max_concurrency: Concurrency | None = None
     max_tokens_field: MaxTokensField | None = None
     takes_reasoning_effort: bool | None = None
@@ -160,6 +161,7 @@ class WrittenReplica(Strict, frozen=True, kw_only=True):
     upstream: Url
     upstream_model: Name | None = None
     api_key_env: Name | None = None
+    api_key_file: Path | None = None
     weight: Weight = 1
     max_concurrency: Concurrency | None = None
     max_tokens_field: MaxTokensField | None = None

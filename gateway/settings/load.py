@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -40,6 +41,7 @@ from gateway.settings.mcp_servers import MCP_CALLS, check_mcp_servers, priced_as
 from gateway.settings.models import (
     PACKAGE_ROOT,
     ModelConfig,
+    ReplicaConfig,
     alone,
     check_parts,
     to_models,
@@ -54,6 +56,7 @@ DEFAULT_PLAN = Plan(
     max_concurrent_streams=256,
 )
 MAX_CONFIG_BYTES = 1024 * 1024
+MAX_SECRET_BYTES = 16 * 1024
 
 
 class Settings(PlainSettings, frozen=True, kw_only=True):
@@ -198,6 +201,27 @@ def read_secret(variable: str, field: str = "api_key_env") -> str:
     if not value:
         raise SettingsError(f"{field}: the environment variable {variable} is not set")
     return value
+
+
+def read_api_key(replica: ReplicaConfig) -> str | None:
+    """Return the key of an upstream, from where the operator put it; None: it wants none. Raises:
+    SettingsError."""
+    if replica.api_key_env is not None:
+        return read_secret(replica.api_key_env)
+    if replica.api_key_file is None:
+        return None
+    where = f"api_key_file: {replica.api_key_file}"
+    try:
+        if not stat.S_ISREG(replica.api_key_file.stat().st_mode):
+            raise SettingsError(f"{where}: not a file")
+        with replica.api_key_file.open("rb") as file:
+            content = file.read(MAX_SECRET_BYTES + 1)
+    except OSError as error:
+        raise SettingsError(f"{where}: {error.strerror}") from None
+    key = content.decode("ascii", errors="replace").strip()
+    if not key or len(content) > MAX_SECRET_BYTES or not (key.isascii() and key.isprintable()):
+        raise SettingsError(f"{where}: must hold one line of at most {MAX_SECRET_BYTES} characters")
+    return key
 
 
 def own_environment() -> Mapping[str, str]:

@@ -43,7 +43,7 @@ KV_CACHE_SIZES = {"kv_cache_bytes", "kv_cache_fraction", "num_blocks"}
 """Three ways to say one thing: a table that says one of them has said it."""
 
 UPSTREAMS_OWN = (
-    *("upstream_model", "api_key_env", "max_concurrency", "max_tokens_field"),
+    *("upstream_model", "api_key_env", "api_key_file", "max_concurrency", "max_tokens_field"),
     *("takes_reasoning_effort", "tokenizer", "context_window", "max_output_tokens"),
     "max_image_tokens",
 )
@@ -63,7 +63,9 @@ class ReplicaConfig(Strict, frozen=True, kw_only=True):
     upstream_model: str
     """The model's name at the upstream."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds its key; None: it wants none."""
+    """Name of the environment variable that holds its key; None: no variable does."""
+    api_key_file: Path | None = None
+    """The file that holds its key, read again at each reload. Absolute. Neither: it wants none."""
     weight: Weight = 1
     max_concurrency: Concurrency | None = None
     """Requests at once, of all gateway processes together: each has its part, rounded down."""
@@ -76,7 +78,8 @@ class ReplicaConfig(Strict, frozen=True, kw_only=True):
     def account(self) -> tuple[str, str, str | None]:
         """The account that `max_concurrency` bounds: not its position, which a new configuration
         moves."""
-        return self.upstream, self.upstream_model, self.api_key_env
+        key_file = None if self.api_key_file is None else str(self.api_key_file)
+        return self.upstream, self.upstream_model, self.api_key_env or key_file
 
 
 class AdapterConfig(Strict, frozen=True, kw_only=True):
@@ -287,7 +290,7 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
             raise SettingsError(f"{at}.{key}: only for a model with a path")
     if model.replica and (model.upstream_model or model.api_key_env):
         raise SettingsError(f"{at}: upstream_model and api_key_env belong into each replica")
-    for key in ("max_concurrency", "max_tokens_field", "takes_reasoning_effort"):
+    for key in ("api_key_file", "max_concurrency", "max_tokens_field", "takes_reasoning_effort"):
         if model.replica and getattr(model, key):
             raise SettingsError(f"{at}: {key} belongs into each replica")
     replicas = model.replica or [
@@ -295,11 +298,15 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
             upstream=model.upstream or "",
             upstream_model=model.upstream_model,
             api_key_env=model.api_key_env,
+            api_key_file=model.api_key_file,
             max_concurrency=model.max_concurrency,
             max_tokens_field=model.max_tokens_field,
             takes_reasoning_effort=model.takes_reasoning_effort,
         )
     ]
+    for each in replicas:
+        if each.api_key_env is not None and each.api_key_file is not None:
+            raise SettingsError(f"{at}: of api_key_env and api_key_file only one can hold the key")
     return ModelConfig(
         name=model.name,
         replicas=tuple(
@@ -307,6 +314,7 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
                 upstream=each.upstream.rstrip("/"),
                 upstream_model=each.upstream_model or model.name,
                 api_key_env=each.api_key_env,
+                api_key_file=None if each.api_key_file is None else each.api_key_file.absolute(),
                 weight=each.weight,
                 max_concurrency=each.max_concurrency,
                 max_tokens_field=each.max_tokens_field or "max_tokens",

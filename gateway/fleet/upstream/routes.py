@@ -14,7 +14,7 @@ from gateway.fleet.upstream.input_estimate import Encode
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.home import Home
-from gateway.settings.load import Settings, read_secret
+from gateway.settings.load import Settings, read_api_key
 from gateway.settings.models import ModelConfig
 
 
@@ -31,7 +31,7 @@ def upstream_route(
             name=f"{model.name}/{position}",
             base_url=each.upstream,
             upstream_model=each.upstream_model,
-            api_key=None if each.api_key_env is None else read_secret(each.api_key_env),
+            api_key=read_api_key(each),
             weight=each.weight,
             context_window=model.context_window,
             max_output_tokens=model.max_output_tokens,

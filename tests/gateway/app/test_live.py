@@ -191,6 +191,20 @@ def test_what_cannot_be_taken_up_changes_nothing(
     assert len(models._clients) == 1 and reloading.num_retiring() == 0
 
 
+def test_another_key_in_a_file_is_used_at_once(reloading: Reloading, tmp_path: Path) -> None:
+    key, far = tmp_path / "key", reloading.worker.far
+    text = reloading.with_far(f'api_key_file = "{key}"\n')
+    for secret in ("sk-one", "sk-another"):
+        key.write_text(f"{secret}\n")
+        reloading.apply(text)
+        assert reloading.chat("far").status_code == 200
+        assert far.exchanges[-1].headers["authorization"] == f"Bearer {secret}"
+    key.unlink()
+    with pytest.raises(SettingsError, match=f"api_key_file: {key}: No such file"):
+        reloading.apply(text)
+    assert reloading.chat("far").status_code == 200
+
+
 def test_mcp_servers_come_change_and_go(reloading: Reloading) -> None:
     """A call under way ends at the server that it went to; who listens hears of other lists."""
     worker = reloading.worker
