@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from billing.pricing.price_book import PriceBook
 from gateway.app.served_models import SWAP_WAIT_S, ServedModels
 from gateway.cache_report.leases import CacheLeases, place_of
-from gateway.mcp.service.service import open_mcp, open_tool_loops
+from gateway.mcp.service.service import open_service, open_tool_loops
 from gateway.resources import Resources
 from gateway.routes.shared.services import Services
 from gateway.settings.live import LiveSettings, with_live_part
@@ -59,8 +59,8 @@ class LiveConfiguration:
             )
             wanted = await self._models.prepare(settings, wait_s=SWAP_WAIT_S)
             try:
-                if self._mcp is None:
-                    self._mcp = await open_mcp(
+                if self._mcp is None and settings.mcp.servers:
+                    self._mcp = await open_service(
                         settings, self._resources, self._services.generation, self._auth
                     )
                 swap_mcp = None if self._mcp is None else self._mcp.prepare(settings)

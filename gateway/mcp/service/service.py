@@ -162,11 +162,21 @@ def to_actor(principal: Principal) -> Actor:
 async def open_mcp(
     settings: Settings, resources: Resources, generation: GenerationServices, auth: Auth
 ) -> McpService | None:
-    """Open the bridge; None: there is no server. `auth`: its keys sign who calls."""
-    stack, secret = resources.stack, resources.secret
-    db, redis, telemetry = resources.db, resources.redis, resources.telemetry
+    """Open the bridge; None: there is no server."""
     if not settings.mcp.servers:
         return None
+    service = await open_service(settings, resources, generation, auth)
+    service.prepare(settings)()
+    return service
+
+
+async def open_service(
+    settings: Settings, resources: Resources, generation: GenerationServices, auth: Auth
+) -> McpService:
+    """Open a bridge without servers, which `McpService.prepare` brings. `auth`: its keys sign who
+    calls."""
+    stack, secret = resources.stack, resources.secret
+    db, redis, telemetry = resources.db, resources.redis, resources.telemetry
     from gateway.mcp.admin.credentials_admin import open_vault
     from gateway.mcp.admin.pins_admin import PinsAdmin
     from gateway.mcp.call_arguments import CallArguments
@@ -184,6 +194,8 @@ async def open_mcp(
     from mcp_bridge.server.allowed_origins import AllowedOrigins
     from mcp_bridge.server.bridge import Bridge
 
+    bare = msgspec.structs.replace(settings.mcp, servers=[])
+    settings = msgspec.structs.replace(settings, mcp=bare)
     vault = await open_vault(settings, stack, secret, db, redis, auth.authority.keys)
     transports = stack.enter_context(open_transports(settings, vault.shown))
     callers = Callers()
@@ -214,9 +226,7 @@ async def open_mcp(
 
     allowed = AllowedOrigins(public_url=settings.issuer)
     rest = (vault, pins, approvals_of, meter.price_of, own, records, memory)
-    service = McpService(bridge, allowed, callers, guard, *rest)
-    service.prepare(settings)()
-    return service
+    return McpService(bridge, allowed, callers, guard, *rest)
 
 
 def open_sampler(settings: Settings, own: OwnModels, records: AuditRecords) -> Sampler | None:
