@@ -95,7 +95,7 @@ class Installed:
     async def state(self) -> tuple[list[object], list[object], list[object]]:
         return (
             await self.rows("SELECT requests_per_minute FROM plans WHERE name = 'default'"),
-            await self.rows("SELECT price_id FROM prices WHERE model = 'far'"),
+            await self.rows("SELECT price_id FROM prices"),
             await self.rows("SELECT action FROM audit_entries"),
         )
 
