@@ -62,7 +62,7 @@ def test_a_model_that_is_gone_is_counted_with_the_adapters_that_it_had(home: Hom
 
 
 def test_a_model_that_is_an_upstreams_now_is_not_counted(home: Home) -> None:
-    """What the upstream served under that name is in the same books."""
+    """The books hold what the upstream served under that name."""
     count(home, "near/by", 1, a=5)
     found: list[EngineCount] = engine_counts(home, [ModelConfig(name="near/by")])
     assert found == []

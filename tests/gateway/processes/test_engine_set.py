@@ -1,4 +1,4 @@
-"""Which engine a model gets when settings change: the one that runs, or another beside it."""
+"""Gives a model the engine that runs, or another beside it, when settings change."""
 
 from __future__ import annotations
 

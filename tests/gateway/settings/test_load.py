@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,7 +38,6 @@ from gateway.settings.load import (
     DEFAULT_PLAN,
     SavedSettings,
     load,
-    read_api_key,
     read_secret,
     restore,
     save,
@@ -705,37 +703,3 @@ def test_no_other_public_url_is_taken(url: str) -> None:
 )
 def test_without_a_public_url_the_address_is_the_issuer(host: str, issuer: str) -> None:
     assert load({"host": host}, {}).issuer == issuer
-
-
-@pytest.mark.parametrize(
-    ("content", "key"),
-    [
-        (b"sk-1\n", "sk-1"),
-        (b"  sk-1", "sk-1"),
-        (b"", None),
-        (b" \n", None),
-        (b"sk-1\nsk-2\n", None),
-        (b"sk-\xff", None),
-        (b"k" * 20_000, None),
-    ],
-)
-def test_a_file_holds_one_key(tmp_path: Path, content: bytes, key: str | None) -> None:
-    path = tmp_path / "key"
-    path.write_bytes(content)
-    replica = ReplicaConfig(upstream="http://h/v1", upstream_model="m", api_key_file=path)
-    if key is None:
-        with pytest.raises(SettingsError, match="api_key_file: .*: must hold one line"):
-            read_api_key(replica)
-    else:
-        assert read_api_key(replica) == key
-    assert read_api_key(msgspec.structs.replace(replica, api_key_file=None)) is None
-
-
-def test_a_key_comes_from_a_file_alone(tmp_path: Path) -> None:
-    """A pipe would never end."""
-    os.mkfifo(tmp_path / "pipe")
-    for name, reason in (("pipe", "not a file"), ("none", "No such file"), ("", "not a file")):
-        path = tmp_path / name
-        replica = ReplicaConfig(upstream="http://h/v1", upstream_model="m", api_key_file=path)
-        with pytest.raises(SettingsError, match=reason):
-            read_api_key(replica)

@@ -388,7 +388,7 @@ async def test_what_could_not_be_looked_at_is_looked_at_again_and_holds_up_nothi
 async def test_what_changes_while_a_listener_begins_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether what was found is of before or of after nobody can know."""
+    """Nobody can know whether what was found is of before or of after."""
     guard, told = Guard(), asyncio.Queue[str]()
     watch = watch_of(guard, "s")
 

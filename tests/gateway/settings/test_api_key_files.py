@@ -1,0 +1,47 @@
+"""An upstream's key in a file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.settings.file import SettingsError
+from gateway.settings.load import read_api_key
+from gateway.settings.models import ReplicaConfig
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        (b"sk-1\n", "sk-1"),
+        (b"  sk-1", "sk-1"),
+        (b"", None),
+        (b" \n", None),
+        (b"sk-1\nsk-2\n", None),
+        (b"sk-\xff", None),
+        (b"k" * 20_000, None),
+    ],
+)
+def test_a_file_holds_one_key(tmp_path: Path, content: bytes, key: str | None) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(content)
+    replica = ReplicaConfig(upstream="http://h/v1", upstream_model="m", api_key_file=path)
+    if key is None:
+        with pytest.raises(SettingsError, match="api_key_file: .*: must hold one line"):
+            read_api_key(replica)
+    else:
+        assert read_api_key(replica) == key
+    assert read_api_key(msgspec.structs.replace(replica, api_key_file=None)) is None
+
+
+def test_a_key_comes_from_a_file_alone(tmp_path: Path) -> None:
+    """A pipe would never end."""
+    os.mkfifo(tmp_path / "pipe")
+    for name, reason in (("pipe", "not a file"), ("none", "No such file"), ("", "not a file")):
+        path = tmp_path / name
+        replica = ReplicaConfig(upstream="http://h/v1", upstream_model="m", api_key_file=path)
+        with pytest.raises(SettingsError, match=reason):
+            read_api_key(replica)
