@@ -193,10 +193,20 @@ class WorkerSet:
             async with asyncio.timeout(TAKE_UP_TIMEOUT_S):
                 await self.reports.until(lambda: self._is_decided(number))
         except TimeoutError:
-            late = [each.name for each in self.restarters if self._number_of(each) != number]
-            return f"{', '.join(late)}: no answer in {TAKE_UP_TIMEOUT_S:.0f} s"
+            try:
+                await self._replace_silent(number)
+            except (StartError, OSError) as error:
+                return str(error)
         refusals = [each for each in self._reports_now() if each.refused == number]
         return refusals[0].problem if refusals else None
+
+    async def _replace_silent(self, number: int) -> None:
+        """Replace those that do not answer: the next reads the settings as it starts. Raises:
+        StartError, OSError; the silent one stays then."""
+        silent = [each for each in self.restarters if self._number_of(each) != number]
+        for worker in silent:
+            log.error("%s gives no answer, it is replaced", worker.name)
+            await worker.replace(self._settings.drain_timeout_s + WORKER_SHUTDOWN_S)
 
     def _is_decided(self, number: int) -> bool:
         refused = any(each.refused == number for each in self._reports_now())

@@ -40,7 +40,9 @@ if (folder / f"dies-{slot}").exists():
 now = number()
 say(number=now, engines=[f"unix:/engine-of-{slot}"])
 while signal.sigwait(wanted) != signal.SIGTERM:
-    if (folder / f"refuses-{slot}").exists():
+    if (folder / f"silent-{slot}").exists():
+        (folder / f"silent-{slot}").unlink()
+    elif (folder / f"refuses-{slot}").exists():
         (folder / f"refuses-{slot}").unlink()
         say(number=now, refused=number(), problem=f"worker {slot} cannot")
     else:
@@ -135,6 +137,17 @@ async def test_one_that_was_killed_comes_back_with_the_settings_in_force(workers
     os.kill(killed.pid, signal.SIGKILL)
     await workers.set.take_up(workers.with_lines(7))
     assert first.child is not killed and workers.numbers == {2}
+
+
+async def test_one_that_gives_no_answer_is_replaced(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_set, "TAKE_UP_TIMEOUT_S", 0.0)
+    before = workers.pids
+    (workers.home.root / "silent-1").touch()
+    await workers.set.take_up(workers.with_lines(7))
+    assert workers.numbers == {2} and before - workers.pids
+    assert workers.saved.max_batch_lines == 7
 
 
 async def test_a_report_that_cannot_be_read_is_that_of_nobody(workers: Workers) -> None:
