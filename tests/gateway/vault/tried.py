@@ -120,10 +120,8 @@ async def find_before(stage: Stage) -> Any:
         egress.close()
 
 
-async def vouch(stage: Stage) -> Any:
-    """Nothing can be signed here: whoever gets so far has found Alice's user."""
-    egress = Egress()
-    exchanges = Exchanges(
+def exchanges(stage: Stage, egress: Egress) -> Exchanges:
+    return Exchanges(
         db=stage.pool,
         tokens=UpstreamTokens(
             db=stage.pool,
@@ -134,8 +132,13 @@ async def vouch(stage: Stage) -> Any:
         issuer="https://gateway.example",
         clients={"up": UpstreamClient(token_endpoint="https://127.0.0.1:1/t", client_id="us")},
     )
+
+
+async def vouch(stage: Stage) -> Any:
+    """Nothing can be signed here: whoever gets so far has found Alice's user."""
+    egress = Egress()
     try:
-        return await exchanges.token(stage.org, id_of("users"), "up", None)
+        return await exchanges(stage, egress).token(stage.org, id_of("users"), "up", None)
     except IssuerUnavailable as error:
         return "can be signed" in error.message
     except ConsentNeeded:
@@ -161,6 +164,8 @@ async def upstream_vault(stage: Stage) -> AsyncIterator[UpstreamVault]:
                 db=stage.pool, vault=vault, tokens=tokens, challenges=Challenges(redis)
             ),
             sign_ins=sign_ins(stage, egress, []),
+            exchanges=exchanges(stage, egress),
+            egress=IssuerEgress(egress),
             servers={upstream: EVERYBODY},
         )
     finally:

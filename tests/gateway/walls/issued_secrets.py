@@ -34,7 +34,7 @@ NO_SECRETS = {
     "cli.main.gateway": "names a spool",
     "mcp.service.wiring.open_approvals": "tells two requests apart; deciding takes a credential",
     "secret._create": "the installation's own, in a file of its own: no request reaches it",
-    "processes.supervisor._start_worker": "names a process",
+    "processes.worker_set._start": "names a process",
     "tenancy.keys.keys.new_secret": "draws for its callers",
     "vault.envelope.seal": "a key that stands wrapped beside what it encrypts, and a nonce",
     "vault.oauth.start": "of one sign-in elsewhere: sealed into its state, stored nowhere",
