@@ -21,8 +21,7 @@ from gateway.cli.examples import add_examples
 from gateway.cli.identity.tenancy import all_orgs, orgs, projects
 from gateway.cli.identity.users import users
 from gateway.cli.installation.backup import backup
-from gateway.cli.installation.reload import reload
-from gateway.cli.installation.settings import config, doctor
+from gateway.cli.installation.settings import config, doctor, reload
 from gateway.cli.mcp.servers import mcp
 from gateway.cli.money.billing import billing, reconcile
 from gateway.cli.money.budgets import alerts, budgets

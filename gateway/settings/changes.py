@@ -17,9 +17,12 @@ from gateway.settings.file import SettingsError, one_line
 from gateway.settings.load import Settings
 from gateway.settings.models import ModelConfig
 
-Effect = Literal["live", "workers", "restart"]
-"""`live`: running workers take it up. `workers`: workers are replaced one by one, without refusing
-a connection. `restart`: it binds the whole installation, so a reload refuses it."""
+Effect = Literal["live", "commands", "workers", "restart"]
+"""`live`: running workers take it up. `commands`: no process that runs has it, commands read it as
+they start. `workers`: workers are replaced one by one, without refusing a connection. `restart`: it
+binds the whole installation, so a reload refuses it."""
+
+FIXED = frozenset[Effect]({"workers", "restart"})
 
 EFFECTS: Mapping[str, Effect] = {
     "home": "restart",
@@ -43,6 +46,7 @@ EFFECTS: Mapping[str, Effect] = {
     "mcp.search_model": "live",
     "mcp.scan_model": "live",
     "mcp.stdio": "workers",
+    "backup": "commands",
     "workers": "workers",
     "public_url": "workers",
     "egress_to_loopback": "workers",
@@ -104,7 +108,7 @@ def changes_between(old: Settings, new: Settings) -> tuple[SettingChange, ...]:
 
 def refuse_what_is_fixed(old: Settings, new: Settings) -> None:
     """Refuse what a process that runs alone cannot take up. Raises: SettingsError."""
-    fixed = [each.path for each in changes_between(old, new) if each.effect != "live"]
+    fixed = [each.path for each in changes_between(old, new) if each.effect in FIXED]
     if fixed:
         raise SettingsError(f"{', '.join(fixed)}: needs a restart")
 

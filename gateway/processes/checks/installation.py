@@ -14,7 +14,7 @@ from gateway.processes.checks import machine, stores
 from gateway.processes.checks.diagnosis import Diagnosis
 from gateway.processes.model_folders import check_models
 from gateway.settings.file import SettingsError
-from gateway.settings.load import Settings, load_report, read_secret
+from gateway.settings.load import Settings, load_report, read_api_key
 
 UPSTREAM_TIMEOUT_S = 10.0
 
@@ -75,13 +75,12 @@ async def check_upstreams(settings: Settings, *, ask: bool) -> AsyncIterator[Dia
     for model in settings.models:
         for position, replica in enumerate(model.replicas):
             name = f"upstream {model.name}/{position}"
-            key = None
-            if replica.api_key_env is not None:
-                try:
-                    key = read_secret(replica.api_key_env)
-                except SettingsError as error:
-                    yield Diagnosis(name, "fails", str(error), f"set {replica.api_key_env}")
-                    continue
+            try:
+                key = read_api_key(replica)
+            except SettingsError as error:
+                where = replica.api_key_env or f"the key as one line of {replica.api_key_file}"
+                yield Diagnosis(name, "fails", str(error), f"set {where}")
+                continue
             if ask:
                 yield await ask_upstream(name, replica.upstream, key)
             else:

@@ -38,7 +38,6 @@ from gateway.settings.load import (
     DEFAULT_PLAN,
     SavedSettings,
     load,
-    read_secret,
     restore,
     save,
 )
@@ -583,16 +582,6 @@ def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
         save(SavedSettings(number=1, settings=found), path)
         assert restore(path).settings == found
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_an_upstream_key_stays_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BIG_KEY", "hunter2")
-    write(FROM_THE_ISSUE)
-    assert "hunter2" not in repr(load({}, {}))
-    assert read_secret("BIG_KEY") == "hunter2"
-    monkeypatch.delenv("BIG_KEY")
-    with pytest.raises(SettingsError, match="variable BIG_KEY is not set"):
-        read_secret("BIG_KEY")
 
 
 def test_a_secret_is_made_once_and_whole(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An upstream's key in a file."""
+"""An upstream's key, in the environment or in a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.settings.file import SettingsError
-from gateway.settings.load import read_api_key
+from gateway.settings.load import load, read_api_key, read_secret
 from gateway.settings.models import ReplicaConfig
 
 
@@ -45,3 +45,16 @@ def test_a_key_comes_from_a_file_alone(tmp_path: Path) -> None:
         replica = ReplicaConfig(upstream="http://h/v1", upstream_model="m", api_key_file=path)
         with pytest.raises(SettingsError, match=reason):
             read_api_key(replica)
+
+
+def test_an_upstream_key_stays_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BIG_KEY", "hunter2")
+    path = tmp_path / "tollgate.toml"
+    path.write_text('[[model]]\nname = "far"\nupstream = "http://h/v1"\napi_key_env = "BIG_KEY"\n')
+    assert "hunter2" not in repr(load({"config": path}, {}))
+    assert read_secret("BIG_KEY") == "hunter2"
+    monkeypatch.delenv("BIG_KEY")
+    with pytest.raises(SettingsError, match="variable BIG_KEY is not set"):
+        read_secret("BIG_KEY")
