@@ -14,6 +14,7 @@ from engine.text.model_folder import (
     check_tokenizer,
     read_json,
 )
+from gateway.fleet.engine.folder_options import read_folder_options
 from gateway.settings.file import SettingsError
 from gateway.settings.load import Settings, read_api_key, read_secret
 from gateway.settings.models import AdapterConfig, ModelConfig
@@ -55,6 +56,7 @@ def _check_files(model: ModelConfig, *, weights: bool) -> None:
             check_model_folder(model.path, weights=weights and is_loaded)
             check_tokenizer(model.path)
             ChatTemplate.find(model.path, file=model.chat_template)
+            read_folder_options(model.path)
         if (path := model.tokenizer) is not None:
             check_tokenizer(path if path.is_dir() else path.parent)
     except ConfigError as error:

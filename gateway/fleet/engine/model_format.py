@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import InvalidRequest
+from engine.protocol import Grammar
 from engine.text.chat_template import ChatTemplate
 from engine.text.output_parser.grammars.ebnf import EbnfError
 from engine.text.output_parser.grammars.forced_calls import TEXT_ARGUMENT, Tool
@@ -21,7 +22,9 @@ from engine.text.output_parser.output_format import OutputFormat
 from engine.text.output_parser.reading.reader import MAX_CALLS
 from engine.text.output_parser.reasoning import ReasoningState
 from engine.text.tokenizer import Tokenizer
+from gateway.fleet.engine.bounded_schema import bounded_schema
 from gateway.fleet.engine.choice_text import ChoiceParser
+from gateway.fleet.engine.folder_options import NO_OPTIONS, FolderOptions
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes, find_breakpoints, to_prefixes
 from gateway.fleet.engine.message_places import chars_before, place_at
 from gateway.fleet.replica import MessagePlace
@@ -34,7 +37,7 @@ from gateway.generate_request import (
 )
 from gateway.generate_request import Tool as OfferedTool
 from gateway.request_errors import BadField, ContextTooLong, UnsupportedField
-from gateway.wire.constraints.to_grammar import check_size
+from gateway.wire.constraints.to_grammar import check_size, encoded
 
 ANY_OBJECT = {"type": "object"}
 GOES_ON = "\ue0f0goes on\ue0f1"
@@ -57,8 +60,13 @@ class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 class ModelFormat:
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate, output: OutputFormat | None = None
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        output: OutputFormat | None = None,
+        options: FolderOptions = NO_OPTIONS,
     ) -> None:
+        self._options = options
         self._tokenizer = tokenizer
         self._template = template
         self._output = output or OutputFormat(tokenizer, template.source)
@@ -207,6 +215,8 @@ class ModelFormat:
         if form is None and (use is None or not use.is_kept_to):
             return None
         try:
+            if form is not None:
+                form = self._bounded_form(form)
             if use is None:
                 assert form is not None
                 grammar = self._output.answering(form.grammar, reasoning_state=state)
@@ -226,6 +236,25 @@ class ModelFormat:
         check_size(made)
         return made
 
+    def _bounded_form(self, form: OutputForm) -> OutputForm:
+        """Bound what a schema leaves free, if the model's folder asks for it. Raises
+        msgspec.DecodeError."""
+        if form.grammar.kind != "json_schema" or not self._options.bounds_schemas:
+            return form
+        schema = msgspec.json.decode(form.grammar.text)
+        if not isinstance(schema, dict):
+            return form
+        text = encoded(bounded_schema(schema, self._options), form.param)
+        return OutputForm(Grammar(kind="json_schema", text=text), form.param)
+
+    def _callable(self, tool: OfferedTool) -> Tool:
+        """Raises BadField."""
+        made = to_callable(tool)
+        if made.parameters is None or not self._options.bounds_schemas:
+            return made
+        bounded = bounded_schema(made.parameters, self._options)
+        return msgspec.structs.replace(made, parameters=bounded)
+
     def _calls(self, use: ToolUse, form: OutputForm | None, state: ReasoningState) -> OutputForm:
         """Return the form of an output with a call that is forced, or kept to a schema, or beside
         an answer that is."""
@@ -234,7 +263,7 @@ class ModelFormat:
         param = bound[0].param if len(bound) == 1 else "tools"
         most = MAX_CALLS if use.parallel else 1
         if use.forced:
-            tools = [to_callable(each) for each in bound]
+            tools = [self._callable(each) for each in bound]
             grammar = self._output.forced(tools, max_calls=most, reasoning_state=state)
             return OutputForm(grammar, param)
         if form is not None and not self._output.marks_calls:
@@ -244,7 +273,7 @@ class ModelFormat:
                 param=form.param,
             )
         tools = [
-            to_callable(each) if each.strict else Tool(each.name, ANY_OBJECT) for each in bound
+            self._callable(each) if each.strict else Tool(each.name, ANY_OBJECT) for each in bound
         ]
         answer = None if form is None else form.grammar
         grammar = self._output.offered(tools, answer, max_calls=most, reasoning_state=state)

@@ -31,6 +31,7 @@ from engine.transport.client import Engine
 from foundation.logs import LOG_CONTEXT
 from gateway.fleet.engine.cache_outcome import Circumstances, outcome_of, prefix_digest
 from gateway.fleet.engine.choice_text import GenerationText
+from gateway.fleet.engine.folder_options import NO_OPTIONS, FolderOptions
 from gateway.fleet.engine.job import EngineJob, check_token_ids, ends_of, to_sampling
 from gateway.fleet.engine.kept_prefixes import (
     KeepRequest,
@@ -74,7 +75,7 @@ class EngineReplica:
     whoever made it; `close` closes it, and may do so once for each of several replicas that share
     it. `adapter`: the engine's name of a LoRA adapter; empty: the model as it is. `on_asked` hears
     what an attempt asked the engine to keep. `template`: None: it takes no conversations.
-    `output_format`: None where the template says it."""
+    `output_format`: None where the template says it. `options`: of the model's folder."""
 
     def __init__(
         self,
@@ -89,8 +90,10 @@ class EngineReplica:
         cache_contract: ContractName = DEFAULT_CONTRACT,
         on_asked: OnAsked = unheard,
         output_format: OutputFormat | None = None,
+        options: FolderOptions = NO_OPTIONS,
     ) -> None:
         self.name = name
+        self._options = options
         self.weight = weight
         self._adapter = adapter
         self._cache_contract = cache_contract
@@ -101,7 +104,7 @@ class EngineReplica:
         tokenizer.fewest_tokens_in("")  # the vocabulary is looked through now, not at a request
         self._format: ModelFormat | None = None
         if template is not None:
-            self._format = ModelFormat(tokenizer, template, output_format)
+            self._format = ModelFormat(tokenizer, template, output_format, options)
         self._plain = PlainJobs(tokenizer, threads, cache_contract)
         self._threads = threads
 
@@ -343,7 +346,9 @@ class EngineReplica:
     ) -> PreparedRequest:
         """Raises ContextTooLong, or BadField for `min_tokens`."""
         num_prompt_tokens = len(rendered.token_ids)
-        max_tokens = output_bound(prompt, num_prompt_tokens, status.max_model_len)
+        max_tokens = output_bound(
+            prompt, num_prompt_tokens, status.max_model_len, self._options.default_max_tokens
+        )
         kept = rendered.kept
         asked = EngineRequest(
             request_id="",
@@ -440,8 +445,11 @@ def prompt_size(prompt: ChatPrompt) -> int:
     )
 
 
-def output_bound(prompt: ChatPrompt, num_prompt_tokens: int, max_model_len: int) -> int:
-    """Return the tokens that one choice may have. Raises ContextTooLong, or BadField for
+def output_bound(
+    prompt: ChatPrompt, num_prompt_tokens: int, max_model_len: int, default: int | None = None
+) -> int:
+    """Return the tokens that one choice may have. `default`: where the request names no bound, as
+    far as its `min_tokens` allow; None: all the room. Raises ContextTooLong, or BadField for
     `min_tokens`."""
     limit = f"This model's maximum context length is {max_model_len} tokens."
     room = max_model_len - num_prompt_tokens
@@ -451,7 +459,10 @@ def output_bound(prompt: ChatPrompt, num_prompt_tokens: int, max_model_len: int)
             "Please reduce the length of the messages.",
             param="messages",
         )
-    max_tokens = room if prompt.max_tokens is None else prompt.max_tokens
+    if prompt.max_tokens is not None:
+        max_tokens = prompt.max_tokens
+    else:
+        max_tokens = room if default is None else min(room, max(default, prompt.min_tokens))
     if max_tokens > room and not prompt.fits_window:
         raise ContextTooLong(
             f"{limit} However, you requested {num_prompt_tokens + max_tokens} tokens "

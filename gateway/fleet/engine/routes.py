@@ -9,6 +9,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.output_parser.output_format import OutputFormat
 from engine.text.tokenizer import Tokenizer
 from engine.transport.client import Engine
+from gateway.fleet.engine.folder_options import read_folder_options
 from gateway.fleet.engine.kept_prefixes import OnAsked
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -34,6 +35,7 @@ def engine_routes(
         family=model.tool_call_parser,
         reasoning=model.reasoning_parser,
     )
+    options = read_folder_options(model.path)
     for adapter in ("", *(each.name for each in model.adapters)):
         name = adapter or model.name
         replica = EngineReplica(
@@ -46,6 +48,7 @@ def engine_routes(
             cache_contract=model.cache_contract,
             on_asked=on_asked,
             output_format=output_format,
+            options=options,
         )
         yield Route(
             model=name,
