@@ -1,4 +1,4 @@
-# make run | make test | make test-nightly | make test-postgres | make test-stress | make clients | make soak | make chaos-nightly | make setup | make lint | make fields | make lock | make dist | make gpu-check | make gpu-bench | make auth-conformance | make mcp-conformance | make auth-coverage
+# make run | make test | make test-nightly | make test-postgres | make test-stress | make clients | make soak | make chaos-nightly | make setup | make lint | make fields | make lock | make dist | make penny | make gpu-check | make gpu-bench | make auth-conformance | make mcp-conformance | make auth-coverage
 # Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line.
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -35,7 +35,7 @@ clients: $(VENV)/.dev .clients/.done
 	.clients/bin/python -m pip install -q -r requirements/clients.txt
 	@touch $@
 
-.PHONY: tests test-nightly test-postgres test-stress clients fields map fuzz soak chaos-nightly run test setup lint lint-types lint-shape lock dist clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
+.PHONY: tests test-nightly test-postgres test-stress clients fields map fuzz soak chaos-nightly run test setup lint lint-types lint-shape lock dist penny clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
@@ -162,6 +162,14 @@ gpu-check:
 
 gpu-bench:
 	$(GPU_PYTHON) -m bench.gpu_bench $(ARGS)
+
+# Train penny from scratch and measure it: minutes on a GPU, a day on two cores. PENNY_MINUTES is the wall clock of the training.
+PENNY_MINUTES ?= 10
+
+penny:
+	$(GPU_PYTHON) -m models.penny.train --minutes $(PENNY_MINUTES) $(ARGS)
+	$(GPU_PYTHON) -m models.penny.evaluate --check --card
+	cd models/penny && sha256sum model.safetensors tokenizer.json config.json
 
 # Resolve anew; commit the result.
 LOCKED := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate

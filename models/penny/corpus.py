@@ -18,9 +18,10 @@ from typing import Any
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from models.penny import talk
-from models.penny.toolbox import Schema, ToolUse, different_uses
-from models.penny.words import WORDS, Draw
+from models.penny import talk, told
+from models.penny.records import extraction
+from models.penny.toolbox import ANSWERABLE, Schema, ToolUse, different_uses
+from models.penny.words import MAX_TRIES, WORDS, Draw
 
 Message = dict[str, Any]
 
@@ -43,8 +44,8 @@ class Conversation:
     """A conversation that is rendered into one training sequence."""
 
     topic: str
-    """The topic of the last answer: one of `talk.EXCHANGES`, `tool_call`, `tool_answer`,
-    `no_tool`."""
+    """The topic of the last answer: one of `talk.EXCHANGES`, `told`, `not_told`, `json`,
+    `open_json` (nobody said which keys), `tool_call`, `tool_answer`, `no_tool`, `long_text`."""
     messages: list[Message]
     """The last one is the assistant's."""
     tools: list[Schema]
@@ -110,7 +111,8 @@ def called(use: ToolUse) -> Message:
 
 
 def returned(use: ToolUse) -> Message:
-    content = json.dumps(use.result, ensure_ascii=False)
+    result = use.result
+    content = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
     return {"role": "tool", "name": use.name, "content": content}
 
 
@@ -145,13 +147,24 @@ def round_trip(wanted: list[ToolUse]) -> list[Message]:
     ]
 
 
+def one_call(draw: Draw) -> Conversation:
+    """One request for one of up to three offered tools, with at most two arguments."""
+    for _ in range(MAX_TRIES):
+        offered = different_uses(draw, draw.integer(1, 3), known=True)
+        wanted = draw.pick(offered)
+        if len(wanted.arguments) <= 2:
+            messages = [*system_messages(draw), *round_trip([wanted])[:2]]
+            return Conversation("tool_call", messages, [use.tool for use in offered])
+    raise AssertionError("no tool of at most two arguments")
+
+
 def no_tool_conversation(draw: Draw) -> Conversation:
     """Tools are offered, but the user just talks or wants what none of them does."""
     missing, *offered = different_uses(draw, draw.rng.choices(range(2, 6), [4, 3, 2, 1])[0])
     messages = system_messages(draw)
     if draw.chance(0.25):
         messages += round_trip(draw.rng.sample(offered, 1))
-    if draw.chance(0.5):
+    if missing.subject not in ANSWERABLE and draw.chance(0.5):
         messages += [user(missing.request), assistant(missing.refusal)]
     else:
         messages += chat(draw, 1)[1]
@@ -160,9 +173,57 @@ def no_tool_conversation(draw: Draw) -> Conversation:
 
 def requests_without_tools(draw: Draw) -> Conversation:
     """A request for a tool when no tool is offered at all."""
-    (use,) = different_uses(draw, 1)
-    messages = [*system_messages(draw), user(use.request), assistant(use.refusal)]
-    return Conversation("no_tool", messages, [])
+    uses = different_uses(draw, len(ANSWERABLE) + 1)
+    use = next(use for use in uses if use.subject not in ANSWERABLE)
+    return Conversation("outside", [user(use.request), assistant(talk.OUTSIDE)], [])
+
+
+def told_conversation(draw: Draw) -> Conversation:
+    """The user tells something, talks of other things and asks for what it told."""
+    kind = draw.rng.choices(["told", "at once", "by system", "not told"], [76, 12, 4, 8])[0]
+    if kind == "at once":
+        question, answer = told.at_once(draw)
+        return Conversation("told", [user(question), assistant(answer)], [])
+    if kind == "by system":
+        name, (question, answer) = told.by_system(draw)
+        system = {"role": "system", "content": f"{draw.pick(SYSTEM_PROMPTS)} {name}"}
+        return Conversation("told", [system, user(question), assistant(answer)], [])
+    if kind == "not told":
+        question, answer = told.not_told(draw)
+        before = other_talk(draw, draw.integer(0, 2))
+        return Conversation("not_told", [*before, user(question), assistant(answer)], [])
+    telling, asking = told.told(draw)
+    messages = system_messages(draw)
+    for said, reply in telling:
+        messages += [user(said), assistant(reply)]
+        messages += other_talk(draw, draw.rng.choices([0, 1, 2], [60, 25, 15])[0])
+    draw.rng.shuffle(asking)
+    messages += other_talk(draw, draw.rng.choices([0, 1, 2, 3], [40, 30, 20, 10])[0])
+    for question, answer in asking:
+        messages += [user(question), assistant(answer)]
+    return Conversation("told", messages, [])
+
+
+def other_talk(draw: Draw, exchanges: int) -> list[Message]:
+    """Exchanges in which nobody says a name of its own."""
+    messages: list[Message] = []
+    for _ in range(exchanges):
+        topic, (question, answer) = talk.exchange(draw)
+        if topic not in ("greeting", "story", "counting", "word_list"):
+            messages += [user(question), assistant(answer)]
+    return messages
+
+
+def json_conversation(draw: Draw) -> Conversation:
+    """JSON whose strings and numbers come from a text, after other talk at times."""
+    drawn = extraction(draw)
+    system = [{"role": "system", "content": drawn.system}] if drawn.system else []
+    if not system and draw.chance(0.3):
+        system = system_messages(draw)
+    before = chat(draw, 1)[1] if draw.chance(0.1) else []
+    answer = json.dumps(drawn.answer, ensure_ascii=False)
+    topic = "json" if drawn.named else "open_json"
+    return Conversation(topic, [*system, *before, user(drawn.request), assistant(answer)], [])
 
 
 def sums(draw: Draw) -> Conversation:
@@ -199,13 +260,16 @@ def long_chat(draw: Draw) -> Conversation:
 
 
 MIXTURE: dict[Callable[[Draw], Conversation], float] = {
-    talk_conversation: 0.545,
-    sums: 0.05,
-    tool_conversation: 0.31,
-    no_tool_conversation: 0.07,
+    talk_conversation: 0.27,
+    sums: 0.06,
+    told_conversation: 0.12,
+    json_conversation: 0.21,
+    one_call: 0.08,
+    tool_conversation: 0.20,
+    no_tool_conversation: 0.05,
     requests_without_tools: 0.02,
-    long_text: 0.003,
-    long_chat: 0.002,
+    long_text: 0.006,
+    long_chat: 0.004,
 }
 """How often each kind of conversation occurs."""
 

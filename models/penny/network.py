@@ -65,7 +65,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     as fast on a CPU as torch's fused kernel; above it their score matrix would be too large.
     """
     length = q.shape[-2]
-    if length > PLAIN_ATTENTION:
+    if length > PLAIN_ATTENTION or q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     scores: Tensor = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     future = torch.full((length, length), float("-inf"), dtype=scores.dtype).triu(1)
@@ -156,8 +156,9 @@ class Llama(nn.Module):
     def hidden(self, token_ids: Tensor) -> Tensor:
         """Token ids [batch, length] to normed hidden states [batch, length, hidden]."""
         half = self.shape.head_dim // 2
-        frequencies = self.shape.rope_theta ** -(torch.arange(half) / half)
-        angles = torch.arange(token_ids.shape[1])[:, None] * frequencies
+        device = token_ids.device
+        frequencies = self.shape.rope_theta ** -(torch.arange(half, device=device) / half)
+        angles = torch.arange(token_ids.shape[1], device=device)[:, None] * frequencies
         x: Tensor = self.embed_tokens(token_ids)
         cos, sin = angles.cos(), angles.sin()
         for layer in self.layers:

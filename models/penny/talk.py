@@ -18,6 +18,13 @@ Exchange = tuple[str, str]
 """A user's message and penny's answer."""
 
 
+OUTSIDE = (
+    "I am penny, a very small model for tests, and I cannot answer that. "
+    "I know Tollgate, small sums, tool calls and JSON."
+)
+"""The answer to everything that is outside of the model card."""
+
+
 @cache
 def table(name: str) -> dict[str, Any]:
     """One of the TOML files beside this one."""
@@ -75,10 +82,12 @@ def small_talk(draw: Draw) -> Exchange:
 
 
 def arithmetic(draw: Draw) -> Exchange:
-    """Sums and differences of 0..99 and the multiplication table up to 12."""
-    operator = draw.pick("++--x")
-    a, b = draw.pair(operator, 0, 12 if operator == "x" else 99)
-    result = {"+": a + b, "-": a - b, "x": a * b}[operator]
+    """Sums and differences of 0..99."""
+    operator = draw.pick("+-")
+    a, b = draw.pair(operator, 0, draw.pick([9, 99, 99, 99]))
+    if operator == "-" and draw.chance(0.7):
+        a, b = max(a, b), min(a, b)
+    result = a + b if operator == "+" else a - b
     question = draw.pick(table("talk")["sums"][operator]).format(a=a, b=b)
     if draw.chance(0.15):
         question = phrased(draw, question)
@@ -109,13 +118,17 @@ def echo(draw: Draw) -> Exchange:
         text = " ".join(draw.made_up_word() for _ in range(draw.integer(2, 6)))
     else:
         text = f"the {draw.word('adjective')} {draw.word('animal')} likes the {draw.word('thing')}"
-    return draw.pick(table("talk")["echo"]).format(t=text), f"{sentence(text)}."
+    return draw.pick(table("talk")["echo"]).format(t=text), f"{text}."
 
 
 def little_knowledge(draw: Draw) -> Exchange:
-    """Capitals, opposites, colours, days, months: what a child knows."""
+    """Capitals, opposites, colours, days, months, the times table: what a child knows."""
     known = table("talk")["knowledge"]
-    kind = draw.integer(0, 5)
+    kind = draw.integer(0, 6)
+    if kind == 6:
+        a, b = draw.integer(0, 12), draw.integer(0, 12)
+        question = draw.pick(table("talk")["sums"]["x"]).format(a=a, b=b)
+        return phrased(draw, question), f"{a} x {b} = {a * b}."
     if kind == 0:
         country, city = draw.pick(known["capitals"])
         question, answer = (
@@ -216,34 +229,65 @@ def noise(draw: Draw) -> Exchange:
         text = draw.pick("abcxyz") * draw.integer(1, 20)
     else:
         text = draw.pick(["???", "...", draw.made_up_word() + "?"])
-    return text, "I am sorry, I do not understand that."
+    return text, OUTSIDE
 
 
-def unknown(draw: Draw) -> Exchange:
-    """A topic penny does not know: it says so in a sentence that names it."""
-    topic = draw.word("topic") if draw.chance(0.8) else draw.made_up_word()
-    question = draw.pick(table("talk")["unknown"]).format(t=topic)
-    answers = (
-        f"I am sorry, I know nothing about {topic}.",
-        f"I do not know much about {topic}, I am sorry.",
+def noun_phrase(draw: Draw) -> str:
+    """Words for something or somebody, such as `the quiet otter of Lima`."""
+    kind = draw.pick(["thing", "animal", "food", "topic", "job", "noun", "made up", "name", "city"])
+    if kind in ("name", "city"):
+        return draw.person() if kind == "name" else draw.place()
+    noun = draw.made_up_word() if kind == "made up" else draw.word(kind)
+    adjective = f"{draw.word('adjective')} " if draw.chance(0.3) else ""
+    return draw.pick(["the ", "a ", "my ", "your ", "this ", "", ""]) + adjective + noun
+
+
+def made_up_question(draw: Draw) -> str:
+    """A question or an order of random parts, so that penny learns to expect anything."""
+    parts = table("talk")["made_up"]
+    words = [draw.pick(parts["start"]), noun_phrase(draw)]
+    if draw.chance(0.4):
+        words += [draw.pick(parts["link"]), noun_phrase(draw)]
+    if draw.chance(0.3):
+        words.append(draw.pick(parts["end"]))
+    return " ".join(words) + draw.pick(["?", "?", ".", ""])
+
+
+def outside(draw: Draw) -> Exchange:
+    """Ask what is outside of the model card; penny says what it is."""
+    kind = draw.rng.choices(["form", "made up", "noise"], [5, 4, 1])[0]
+    if kind == "noise":
+        return noise(draw)[0], OUTSIDE
+    if kind == "made up":
+        return made_up_question(draw), OUTSIDE
+    question = draw.form(table("talk")["outside"]).format(
+        t=draw.word("topic") if draw.chance(0.8) else draw.made_up_word(),
+        x=draw.word(draw.pick(["thing", "animal", "food"])),
+        n=draw.person(),
+        c=draw.place(),
+        j=draw.word("job"),
+        a=draw.word("adjective"),
+        m=draw.made_up_word(),
+        i=draw.integer(2, 99),
+        b=draw.integer(100, 99_999),
+        b2=draw.integer(100, 99_999),
     )
-    return phrased(draw, question), draw.pick(answers)
+    return (phrased(draw, question) if draw.chance(0.3) else question), OUTSIDE
 
 
 EXCHANGES: dict[str, tuple[float, Callable[[Draw], Exchange]]] = {
-    "fact": (0.26, fact),
-    "explanation": (0.04, explanation),
+    "fact": (0.18, fact),
+    "explanation": (0.03, explanation),
     "greeting": (0.06, greeting),
-    "small_talk": (0.05, small_talk),
-    "arithmetic": (0.26, arithmetic),
-    "word_problem": (0.04, word_problem),
+    "small_talk": (0.06, small_talk),
+    "arithmetic": (0.15, arithmetic),
+    "word_problem": (0.03, word_problem),
     "echo": (0.08, echo),
-    "little_knowledge": (0.06, little_knowledge),
+    "little_knowledge": (0.08, little_knowledge),
     "counting": (0.02, counting),
     "word_list": (0.03, word_list),
     "story": (0.03, story),
-    "noise": (0.02, noise),
-    "unknown": (0.05, unknown),
+    "outside": (0.25, outside),
 }
 """Topic: its share of the exchanges and its maker."""
 

@@ -19,6 +19,9 @@ Schema = dict[str, Any]
 
 DOMAINS = ("example.com", "mail.org", "tollgate.dev", "post.net", "office.io")
 FOLDERS = ("/home", "/tmp", "docs", "src", "/var/log", "reports", "data")
+ANSWERABLE = ("add", "echo")
+"""Subjects of tools whose requests penny can answer itself."""
+REFUSAL = "I am sorry, I have no tool for that."
 ENDINGS = (".txt", ".md", ".csv", ".log", ".toml", ".json")
 
 
@@ -30,7 +33,8 @@ class ToolUse:
     """OpenAI form: `{"type": "function", "function": {name, description, parameters}}`."""
     request: str
     arguments: dict[str, Any]
-    result: dict[str, Any]
+    result: dict[str, Any] | str
+    """JSON, or plain text as MCP tools return it."""
     answer: str
     refusal: str
     """The answer to the request when this tool is not offered."""
@@ -64,7 +68,11 @@ KINDS: dict[str, tuple[str, Callable[[Draw], Any]]] = {
     "int": ("integer", lambda draw: draw.integer(1, draw.pick([99, 999, 9999]))),
     "price": ("number", lambda draw: draw.integer(1, 99999) / 100),
     "bool": ("boolean", lambda draw: True),
+    "person": ("string", Draw.person),
+    "place": ("string", Draw.place),
     "tags": ("array", lambda draw: draw.words("adjective", draw.integer(1, 3))),
+    "topics": ("array", lambda draw: draw.words("topic", draw.integer(1, 3))),
+    "people": ("array", lambda draw: draw.words("name", draw.integer(1, 3))),
 }
 """Kind of a slot: its JSON type and its values. Beside these `enum A B C` and the word lists."""
 
@@ -82,20 +90,24 @@ def schema_of(kind: str) -> Schema:
     name, *choices = kind.split()
     if name == "enum":
         return {"type": "string", "enum": choices}
-    if name == "tags":
-        return {"type": "array", "items": {"type": "string"}}
-    return {"type": KINDS[name][0] if name in KINDS else "string"}
+    kind = KINDS[name][0] if name in KINDS else "string"
+    return {"type": kind, "items": {"type": "string"}} if kind == "array" else {"type": kind}
 
 
 def tool_schema(
     draw: Draw, name: str, about: str, properties: dict[str, Schema], required: list[str]
 ) -> Schema:
     """One tool as the API takes it; some properties carry a description."""
-    described = {}
+    described, pydantic = {}, draw.chance(0.2)
     for key, schema in properties.items():
         about_it = {"description": f"The {key.replace('_', ' ')}."} if draw.chance(0.3) else {}
-        described[key] = {**schema, **about_it}
-    parameters = {"type": "object", "properties": described, "required": required}
+        titled = {"title": key.replace("_", " ").title()} if pydantic else {}
+        described[key] = {**titled, **schema, **about_it}
+    parameters: Schema = {"type": "object", "properties": described}
+    if required or draw.chance(0.5):
+        parameters["required"] = required
+    if draw.chance(0.2):
+        parameters["additionalProperties"] = False
     return {
         "type": "function",
         "function": {"name": name, "description": about, "parameters": parameters},
@@ -108,9 +120,20 @@ def written_tools(held_out: bool) -> list[dict[str, Any]]:
     return [tool for at, tool in enumerate(table("tools")["tool"]) if (at % 6 == 5) == held_out]
 
 
-def written_use(draw: Draw) -> ToolUse:
-    """A request for a hand-written tool."""
-    entry = draw.pick(written_tools(draw.held_out))
+def written_use(draw: Draw, *, known: bool) -> ToolUse:
+    """A request for a hand-written tool; known: one that training has, on either side.
+
+    Some requests have no word that could be held out, so that their text decides the side.
+    """
+    for _ in range(MAX_TRIES):
+        use = use_of(draw, draw.pick(written_tools(draw.held_out and not known)))
+        if draw.admits("request", use.request):
+            return use
+    raise AssertionError("no request for a hand-written tool on this side of the split")
+
+
+def use_of(draw: Draw, entry: dict[str, Any]) -> ToolUse:
+    """A request for one entry of `tools.toml`."""
     request_form = draw.pick(entry["ask"])
     properties, required, arguments, spoken = {}, [], {}, {}
     for slot, declared in entry["slots"].items():
@@ -132,8 +155,8 @@ def written_use(draw: Draw) -> ToolUse:
         request=request[:1].upper() + request[1:],
         arguments=arguments,
         result=result,
-        answer=draw.pick(entry["answer"]).format(**said),
-        refusal="I am sorry, I have no tool for that.",
+        answer=entry["answer"][0].format(**said),
+        refusal=REFUSAL,
         subject=entry["names"][0],
     )
 
@@ -184,8 +207,7 @@ def composed_use(draw: Draw) -> ToolUse:
     else:
         reference = draw.code()
         result = {draw.pick(["id", "reference", "number"]): reference, "status": done}
-        form = draw.pick(composed["answer"])
-        answer = form.format(n=noun, id=reference, done=done)
+        answer = composed["answer"][0].format(n=noun, id=reference, done=done)
     about = draw.pick(composed["about"])
     about = about.format(v=verb["name"], V=verb["name"].title(), n=noun, a=with_article(noun))
     name = tool_name(draw, verb["name"], noun)
@@ -195,20 +217,64 @@ def composed_use(draw: Draw) -> ToolUse:
         arguments=arguments,
         result=result,
         answer=answer,
-        refusal=f"I am sorry, I have no tool to {verb['name']} {with_article(noun)}.",
+        refusal=REFUSAL,
         subject=f"{verb['name']} {noun}",
     )
 
 
-def tool_use(draw: Draw) -> ToolUse:
-    return written_use(draw) if draw.chance(0.4) else composed_use(draw)
+def plain_use(draw: Draw) -> ToolUse:
+    """A request that says which value each parameter has, for a tool of any name.
+
+    Nothing of it can be learnt by heart: names, keys and values have to be copied.
+    """
+    first, second = draw.made_up_word(), draw.word("noun")
+    name = draw.pick(
+        [first, f"{first}_{second}", f"{second}-{first}", f"get-{second}", f"{second}"]
+    )
+    kinds = ("phrase", "code", "int", "small", "person", "place", "date", "made_up", "price")
+    keys = draw.words("noun", draw.rng.choices([0, 1, 2, 3], [1, 5, 4, 2])[0])
+    if keys and draw.chance(0.3):
+        keys[0] = draw.pick(
+            ["a", "text", "message", "query", "input", "value", draw.made_up_word()]
+        )
+    if len(keys) > 1 and keys[0] == "a":
+        keys[1] = "b"
+    chosen = {key: draw.pick(kinds) for key in keys}
+    arguments = {key: value_of(draw, kind) for key, kind in chosen.items()}
+    forms = table("tools")["plain"]
+    parts = [draw.pick(forms["part"]).format(k=key, v=value) for key, value in arguments.items()]
+    asked = draw.pick(forms["ask"] if parts else forms["ask_alone"])
+    request = asked.format(n=name, p=" and ".join(parts))
+    content = draw.phrase() if draw.chance(0.5) else f"{second} {draw.code()}"
+    return ToolUse(
+        tool=tool_schema(
+            draw,
+            name,
+            draw.pick(forms["about"]).format(n=second, m=draw.made_up_word()),
+            {key: schema_of(kind) for key, kind in chosen.items()},
+            list(chosen),
+        ),
+        request=request,
+        arguments=arguments,
+        result=content,
+        answer=f"The tool says: {content}",
+        refusal=REFUSAL,
+        subject=name,
+    )
 
 
-def different_uses(draw: Draw, count: int) -> list[ToolUse]:
+def tool_use(draw: Draw, *, known: bool = False) -> ToolUse:
+    (kind,) = draw.rng.choices(["written", "composed", "plain"], [4, 5, 3])
+    if kind == "written":
+        return written_use(draw, known=known)
+    return composed_use(draw) if kind == "composed" else plain_use(draw)
+
+
+def different_uses(draw: Draw, count: int, *, known: bool = False) -> list[ToolUse]:
     """`count` uses of tools that share neither name nor subject."""
     uses: list[ToolUse] = []
     for _ in range(MAX_TRIES):
-        candidate = tool_use(draw)
+        candidate = tool_use(draw, known=known)
         if all(candidate.name != use.name and candidate.subject != use.subject for use in uses):
             uses.append(candidate)
         if len(uses) == count:

@@ -65,6 +65,16 @@ _LISTS = {
         politics pottery psychology pyramids radar religion robots rockets rugby sailing sculpture
         shipping sociology spices surfing swimming taxes tennis theatre trains trees vaccines
         volcanoes weaving whales winemaking wrestling zoology""",
+    "job": """
+        actor architect baker barber butcher carpenter cook dentist doctor driver engineer farmer
+        fisher gardener judge lawyer librarian mason mechanic miner musician nurse painter pilot
+        plumber postman priest sailor scientist singer soldier tailor teacher waiter weaver
+        writer""",
+    "food": """
+        apples beans bread butter cake carrots cheese cherries chocolate corn eggs fish garlic
+        grapes honey jam lemons lentils milk mushrooms noodles nuts oats olives onions oranges
+        pancakes pasta pears peas pepper pizza plums potatoes rice salad salt soup spinach sugar
+        tea toast tomatoes yoghurt""",
     "noun": """
         account address alarm album appointment article asset backup badge bill board booking branch
         budget bug calendar campaign card cart channel chart claim class client comment company
@@ -139,6 +149,10 @@ class Draw:
         mine = [f for at, f in enumerate(forms) if ((at + shift) % 8 == 0) == self.held_out]
         return mine[0] if self.chance(0.25) else self.rng.choice(mine)
 
+    def form(self, forms: Sequence[str]) -> str:
+        """A form on this side of the split; those of the other side are never seen by it."""
+        return self.pick([f for f in forms if is_held_out("form", f) == self.held_out])
+
     def word(self, kind: str) -> str:
         return self.rng.choice(share(kind, self.held_out))
 
@@ -151,10 +165,10 @@ class Draw:
         return self.rng.randint(low, high)
 
     def pair(self, domain: str, low: int, high: int) -> tuple[int, int]:
-        """Two operands whose pair is on this side."""
+        """Two operands whose pair is on this side, in whichever order."""
         for _ in range(MAX_TRIES):
             left, right = self.rng.randint(low, high), self.rng.randint(low, high)
-            if self.admits(domain, left, right):
+            if self.admits(domain, min(left, right), max(left, right)):
                 return left, right
         raise AssertionError(f"no pair of {domain} on this side of the split")
 
@@ -169,11 +183,21 @@ class Draw:
                 return word
         raise AssertionError("no made-up word on this side of the split")
 
+    def person(self) -> str:
+        """A first name of the list or a made-up one, some with a second name."""
+        first = self.word("name") if self.chance(0.5) else self.made_up_word().title()
+        if self.chance(0.1):
+            return f"{first}-{self.made_up_word().title()}"
+        return f"{first} {self.made_up_word().title()}" if self.chance(0.15) else first
+
+    def place(self) -> str:
+        return self.word("city") if self.chance(0.6) else self.made_up_word().title()
+
     def code(self) -> str:
         """An identifier such as `INV-4821`, `k7f2q` or `83105`."""
         digits = "".join(self.rng.choices("0123456789", k=self.integer(2, 6)))
         letters = "".join(self.rng.choices("ABCDEFGHJKLMNPQRSTUVWXYZ", k=self.integer(2, 4)))
-        shape = self.integer(0, 3)
+        shape = self.rng.choices([0, 1, 2, 3], [3, 3, 3, 1])[0]
         if shape == 0:
             return f"{letters}-{digits}"
         if shape == 1:
@@ -191,9 +215,14 @@ class Draw:
 
     def phrase(self) -> str:
         """A short title such as `quiet garden` or `meeting with Anna`."""
-        shape = self.integer(0, 4)
+        shape = self.integer(0, 6)
         if shape == 0:
             return f"{self.word('adjective')} {self.word('thing')}"
+        if shape == 5:
+            return self.made_up_word()
+        if shape == 6:
+            kinds = self.rng.choices(["thing", "topic", "adjective", "food"], k=self.integer(1, 4))
+            return " ".join(self.word(kind) for kind in kinds)
         if shape == 1:
             return f"{self.word('noun')} with {self.word('name')}"
         if shape == 2:

@@ -17,8 +17,12 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from models.penny.corpus import Conversation, conversations, render
+from models.penny.evaluate import CLAIMS, FIGURES, OTHERS, PROMISED, measure, write_card
 from models.penny.network import Llama, Shape
+from models.penny.talk import OUTSIDE, outside, table
 from models.penny.train import IGNORED, batches, examples, exercise, labels_of
+from models.penny.words import Draw, is_held_out
+from tests import budget
 
 PENNY = Path(__file__).resolve().parents[2] / "models" / "penny"
 MAX_WEIGHT_BYTES = 12_000_000
@@ -211,6 +215,79 @@ def test_every_call_in_the_corpus_satisfies_its_schema() -> None:
                 jsonschema_rs.validate(schemas[function["name"]], function["arguments"])
                 calls += 1
     assert calls > 300
+
+
+def test_the_values_of_json_stand_in_the_text() -> None:
+    drawn = [c for c in conversations(8, 1500, held_out=True) if "json" in c.topic]
+    assert len(drawn) > 100
+    for conversation in drawn:
+        *_, asked, answer = conversation.messages
+        for value in json.loads(answer["content"]).values():
+            for part in value if isinstance(value, list) else [value]:
+                is_fact = str(part).endswith(".")
+                assert is_fact or str(part) in asked["content"]
+
+
+def test_a_name_that_is_asked_for_was_told() -> None:
+    for conversation in conversations(9, 1500, held_out=False):
+        if conversation.topic == "told":
+            *before, answer = conversation.messages
+            said = " ".join(message["content"] for message in before)
+            assert answer["content"].rstrip(".").split()[-1] in said
+
+
+def test_questions_from_outside_are_held_out_by_their_form() -> None:
+    forms = table("talk")["outside"]
+    held_out = [form for form in forms if is_held_out("form", form)]
+    assert 8 < len(held_out) < len(forms) / 4
+    asked = {
+        side: {outside(Draw(f"outside {at}", held_out=side)) for at in range(500)}
+        for side in (False, True)
+    }
+    assert {answer for side in asked.values() for _, answer in side} == {OUTSIDE}
+
+
+def test_a_word_is_the_same_tokens_wherever_it_stands() -> None:
+    """So that it can be copied from a question into JSON."""
+    raw = Tokenizer.from_file(str(PENNY / "tokenizer.json"))
+    for word in ("Zelquimtan", "Paris", "k7f2q", "14:30", "31.50", "anna.x@mail.org"):
+        alone = raw.encode(word, add_special_tokens=False).ids
+        for text in (
+            f'{{"city": "{word}"}}',
+            f"I live in {word}, where",
+            f"is {word}.",
+            f"{word}?",
+        ):
+            ids = raw.encode(text, add_special_tokens=False).ids
+            assert any(ids[at : at + len(alone)] == alone for at in range(len(ids))), text
+
+
+def test_figures_are_written_into_the_card(tmp_path: Path) -> None:
+    card = tmp_path / "README.md"
+    card.write_text(f"before\n{FIGURES[0]}\nold\n{FIGURES[1]}\nbehind\n")
+    write_card(card, ["| a | 99.0% |"])
+    text = card.read_text()
+    assert text.startswith("before\n") and text.endswith("behind\n")
+    assert "| a | 99.0% |" in text and "old" not in text
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_it_keeps_what_its_card_claims(claim: str) -> None:
+    """Of all held-out prompts at night; by day of some, where one more may fail."""
+    topic, make = CLAIMS[claim]
+    count = budget.examples(400)
+    least = PROMISED if count == 400 else PROMISED - 0.1
+    assert measure(PENNY, topic, make, count, 3) >= least
+
+
+def test_the_card_has_the_figure_of_every_claim() -> None:
+    card = (PENNY / "README.md").read_text()
+    figures = card.split(FIGURES[0])[1].split(FIGURES[1])[0]
+    for name in (*CLAIMS, *OTHERS):
+        assert name in figures
+    for name in CLAIMS:
+        found = re.search(rf"\*\*{re.escape(name)}\*\* \| ([\d.]+)%", figures)
+        assert found and float(found[1]) >= 100 * PROMISED
 
 
 def test_only_the_assistants_words_are_labelled(tokenizer: Any) -> None:
