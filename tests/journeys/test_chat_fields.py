@@ -105,6 +105,22 @@ def test_an_answer_is_of_its_schema_whole_and_streamed(client: OpenAI) -> None:
     assert said(helped(client, **options)) == said(parsed)
 
 
+class City(BaseModel):
+    name: str
+    population: int
+
+
+def test_a_class_with_free_fields_is_parsed_without_a_bound_of_the_request(client: OpenAI) -> None:
+    """penny's folder bounds what the schema leaves free, so that no field goes on and on."""
+    text: Any = [{"role": "user", "content": "Bern has 134591 inhabitants. Answer as JSON."}]
+    options: dict[str, Any] = {"max_tokens": openai.omit, "messages": text, "temperature": 1.5}
+    parsed = client.chat.completions.parse(**asked(**options), response_format=City)
+    city = parsed.choices[0].message.parsed
+    assert parsed.choices[0].finish_reason == "stop"
+    assert city is not None and len(city.name) <= 48 and abs(city.population) <= 999_999
+    assert parsed.usage is not None and parsed.usage.completion_tokens < 200
+
+
 EBNF = """# as vLLM's users write it
 root ::= condition (" or " condition)?
 condition ::= name "="
