@@ -217,7 +217,9 @@ def other_talk(draw: Draw, exchanges: int) -> list[Message]:
 def json_conversation(draw: Draw) -> Conversation:
     """JSON whose strings and numbers come from a text, after other talk at times."""
     drawn = extraction(draw)
-    system = [{"role": "system", "content": drawn.system}] if drawn.system else []
+    system: list[Message] = []
+    if drawn.system:
+        system = [{"role": "system", "content": drawn.system}]
     if not system and draw.chance(0.3):
         system = system_messages(draw)
     before = chat(draw, 1)[1] if draw.chance(0.1) else []

@@ -129,7 +129,8 @@ def is_right(conversation: Conversation, answer: str, ended: bool) -> bool:
 def answers(folder: Path, drawn: list[Conversation]) -> list[tuple[str, bool]]:
     """The greedy answer to each conversation's last prompt, and whether it came to its end."""
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    model: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(DEVICE)
+    model: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.to(DEVICE)
     end = tokenizer.convert_tokens_to_ids(TURN_END)
     prompts = [render(c.messages[:-1], c.tools, add_generation_prompt=True) for c in drawn]
     order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))

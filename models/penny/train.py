@@ -16,6 +16,7 @@ import argparse
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import random
 import time
@@ -29,7 +30,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -243,7 +243,7 @@ def made_stream(tokenizer: Path, first_pool: int) -> Iterator[tuple[Tensor, Tens
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     makers = max(1, (os.cpu_count() or 1) - 1)
     pools = itertools.count(first_pool)
-    with ProcessPoolExecutor(makers, mp.get_context("spawn")) as executor:
+    with ProcessPoolExecutor(makers, multiprocessing.get_context("spawn")) as executor:
         waiting: deque[Future[list[tuple[Any, Any]]]] = deque()
         try:
             while True:

@@ -31,7 +31,8 @@ def bounded_schema(schema: Mapping[str, Any], options: FolderOptions) -> dict[st
     engine says so."""
     if turns(schema):
         return dict(schema)
-    return _bounded(schema, options)
+    bounded: dict[str, Any] = _bounded(schema, options)
+    return bounded
 
 
 def turns(schema: Any) -> bool:
