@@ -27,6 +27,7 @@ from gateway.wire.openai.from_chat import from_openai
 
 PENNY = Path(__file__).resolve().parents[4] / "models" / "penny"
 OPTIONS = FolderOptions(default_max_tokens=20, free_string_chars=5)
+SHOWS_TOOLS = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}<tool_call>"
 FREE: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
 
 
@@ -60,12 +61,12 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, field: str) 
 
 
 @pytest.fixture
-def replica(tokenizer: Tokenizer, template: ChatTemplate, threads: PrepareThreads) -> EngineReplica:
+def replica(tokenizer: Tokenizer, threads: PrepareThreads) -> EngineReplica:
     return EngineReplica(
         name="m@0",
         client=FakeEngine(FakeCore(vocab_size=tokenizer.vocab_size)),
         tokenizer=tokenizer,
-        template=template,
+        template=ChatTemplate({"default": SHOWS_TOOLS}, {}),
         threads=threads,
         options=OPTIONS,
     )
