@@ -275,7 +275,7 @@ def test_figures_are_written_into_the_card(tmp_path: Path) -> None:
 def test_it_keeps_what_its_card_claims(claim: str) -> None:
     """Of all held-out prompts at night; by day of some, where one more may fail."""
     topic, make = CLAIMS[claim]
-    count = budget.examples(400)
+    count = budget.cycles(400, daily=30)
     least = PROMISED if count == 400 else PROMISED - 0.1
     assert measure(PENNY, topic, make, count, 3) >= least
 
