@@ -60,7 +60,7 @@ CLAIMS: dict[str, tuple[str, Maker]] = {
     "a name or something else that it was told before": ("told", corpus.told_conversation),
     "says what it is when asked anything else": ("outside", exchange(talk.outside, "outside")),
 }
-"""What the card promises: the topic of such conversations and what makes them."""
+"""Kinds that the card promises: the topic of such conversations and what makes them."""
 OTHERS: dict[str, tuple[str, Maker]] = {
     "a tool call, up to two arguments copied from the question": ("tool_call", corpus.one_call),
     "up to six tools, four arguments, two calls, in a conversation": (

@@ -1,4 +1,4 @@
-"""What the user tells penny about itself, and the questions about it some messages later.
+"""Makes what the user tells penny about itself, and the questions about it some messages later.
 
 It knows no roles, no chat template and no tools.
 """

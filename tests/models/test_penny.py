@@ -273,7 +273,7 @@ def test_figures_are_written_into_the_card(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_it_keeps_what_its_card_claims(claim: str) -> None:
-    """Of all held-out prompts at night; by day of some, where one more may fail."""
+    """It is asked all held-out prompts at night; by day some, where one more may fail."""
     topic, make = CLAIMS[claim]
     count = budget.cycles(400, daily=30)
     least = PROMISED if count == 400 else PROMISED - 0.1

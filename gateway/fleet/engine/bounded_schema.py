@@ -15,7 +15,7 @@ TURNING = frozenset({"not", "if", "oneOf", "contains", "dependentSchemas", "unev
 """Keywords under which less that is valid may mean more. A schema with one of them is left as it
 is."""
 COMPOSED = ("allOf", "anyOf", "$ref", "$dynamicRef")
-"""What else a value must satisfy: bounds beside it might leave nothing that is valid."""
+"""Keywords that a value has to satisfy, too: with bounds beside them nothing might be valid."""
 OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 OF_LISTS = ("anyOf", "prefixItems")
 OF_ONE = ("items", "additionalProperties")

@@ -1,4 +1,4 @@
-"""What a model's folder bounds of a schema: less is valid by it, never more, and never nothing."""
+"""Bounds of a schema by its model's folder: less is valid by them, never more, never nothing."""
 
 from __future__ import annotations
 
