@@ -92,6 +92,12 @@ class Recorder(TorchDispatchMode):
         self.void = False
         """Something happened that cannot be played again."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled by torch here; the default imports its compiler, which takes a second
+        of each start."""
+        return False
+
     def __enter__(self) -> Recorder:
         cpu_backend.record(self)
         super().__enter__()
