@@ -30,6 +30,7 @@ from engine.transport.server import EngineServer
 from engine.transport.startup import Startup
 from engine.transport.usage_record import UsageRecord
 from foundation import logs
+from foundation.imports import importing
 
 if TYPE_CHECKING:  # it imports torch, which a typo need not wait for
     from engine.core.engine_core import EngineCore
@@ -94,7 +95,7 @@ def _check_model(arguments: argparse.Namespace) -> None:
 
 def _load(config: EngineConfig, startup: Startup) -> EngineCore:
     try:
-        with startup.phase("import"):
+        with startup.phase("import"), importing():
             from engine.core.engine_core import EngineCore
     except ModuleNotFoundError as error:
         needs = 'an engine needs what the extra "engine" of the package tollgate installs'

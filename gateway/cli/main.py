@@ -17,6 +17,7 @@ import msgspec
 from click.exceptions import Exit
 from click.shell_completion import ShellComplete, get_completion_class
 
+from foundation.imports import importing
 from gateway.cli.examples import add_examples
 from gateway.cli.identity.tenancy import all_orgs, orgs, projects
 from gateway.cli.identity.users import users
@@ -106,10 +107,12 @@ def up(**flags: Flags) -> None:
     reload --workers` does.
     """
     from gateway import logs
-    from gateway.processes.model_folders import check_models
-    from gateway.processes.reachability import check_databases
-    from gateway.processes.start_view import StartView
-    from gateway.processes.supervisor import Supervisor
+
+    with importing():
+        from gateway.processes.model_folders import check_models
+        from gateway.processes.reachability import check_databases
+        from gateway.processes.start_view import StartView
+        from gateway.processes.supervisor import Supervisor
 
     def read() -> Settings:
         found = fetch_models(load(flags), weights=True)
@@ -177,8 +180,9 @@ def gateway(**flags: Flags) -> None:
 )
 def worker_process(worker_id: str, settings_file: Path, listen_fd: int, report_fd: int) -> None:
     """Run a worker of `tollgate up`, which alone calls this."""
-    from gateway.app import worker
-    from gateway.home import Home
+    with importing():
+        from gateway.app import worker
+        from gateway.home import Home
 
     try:
         saved = restore(settings_file)
