@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -53,7 +54,8 @@ def timed_start(home: Path) -> tuple[float, float]:
     command = [str(Path(sys.executable).parent / "tollgate"), "up"]
     command += ["--home", str(home), "--port", str(port)]
     started = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}  # as `make run` has it
+    process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
     try:
         first_token(home, port, started + TIMEOUT_S)
         answered = time.monotonic()
