@@ -271,10 +271,11 @@ class Stack:
 
 
 @contextmanager
-def running(**options: Any) -> Iterator[Stack]:
-    """A stack with these options in a folder of its own; stopped as a user would, and gone."""
+def running(name: str = "home", **options: Any) -> Iterator[Stack]:
+    """A stack with these options in a folder of its own, in which its home has this name; stopped
+    as a user would, and gone."""
     folder = make_scratch()
-    stack = Stack(folder / "home", **options)
+    stack = Stack(folder / name, **options)
     try:
         yield stack.start()
         stack.stop()

@@ -4,16 +4,16 @@ code that twenty redeem at once, and a key that is revoked."""
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import httpx
 import psutil
 
+from tests.docs.runner import blocks_of, run_page
 from tests.gateway.auth.browsing import (
     CALLBACK,
     VERIFIER,
@@ -24,35 +24,18 @@ from tests.gateway.auth.browsing import (
     query_of,
 )
 from tests.pace import pace
-from tests.stack import BIN, ROOT, Stack
+from tests.stack import ROOT, Stack
 
 REDEEMED = 20
 FRESH_CONNECTIONS = 20
 REVOKED_WITHIN_S = 1.0
 
 
-def test_the_documented_calls_work_as_they_stand_there(stack: Stack) -> None:
-    text = (ROOT / "docs" / "administration.md").read_text()
-    blocks = [each.split("```")[0] for each in text.split("```bash\n")[1:]]
-    assert len(blocks) >= 12
-    script = "set -euo pipefail\n" + "\n".join(blocks)
-    for written, real in (
-        ("http://127.0.0.1:8000", stack.base_url),
-        (".venv/bin/tollgate", str(BIN / "tollgate")),
-        (".tollgate/", f"{stack.home}/"),
-    ):
-        assert written in script
-        script = script.replace(written, real)
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=ROOT,
-        env={**os.environ, "TOLLGATE_HOME": str(stack.home)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
-    said = done.stdout
+def test_the_documented_calls_work_as_they_stand_there(stack: Stack, tmp_path: Path) -> None:
+    page = ROOT / "docs" / "administration.md"
+    assert sum(block.is_run for block in blocks_of(page)) >= 12
+    (tmp_path / ".tollgate").symlink_to(stack.home)
+    said = run_page(page, tmp_path, f"127.0.0.1:{stack.port}")
     first, second = [line for line in said.splitlines() if line.startswith("proj_")]
     assert first == second, "done once"
     assert "412" in said.splitlines() and '"param":"nam"' in said

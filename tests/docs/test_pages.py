@@ -1,0 +1,31 @@
+"""The pages of the docs run as they stand there, each command block of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.docs.runner import RUN, blocks_of, run_page
+from tests.stack import ROOT, Stack, running
+
+TUTORIAL = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
+MAX_SKIPPED = 2
+"""The number of the tutorial's blocks that no test runs."""
+
+
+@pytest.fixture(scope="module")
+def product() -> Iterator[Stack]:
+    """A product in a folder as the docs have it: settings and `.tollgate` side by side."""
+    with running(".tollgate", config="") as started:
+        yield started
+
+
+def test_the_tutorial_runs_from_its_first_page_to_its_last(product: Stack) -> None:
+    for page in TUTORIAL:
+        run_page(page, product.home.parent, f"127.0.0.1:{product.port}")
+
+
+def test_few_blocks_of_the_tutorial_are_not_run() -> None:
+    blocks = [block for page in TUTORIAL for block in blocks_of(page) if block.language in RUN]
+    assert sum("skip" in block.options for block in blocks) <= MAX_SKIPPED
