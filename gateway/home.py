@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import re
+import socket
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -62,6 +63,11 @@ class Home:
         self.commits = self.root / "commits.json"
         self.worker_settings = self.run / "settings.json"
         self.metrics = self.run / "metrics"
+
+    @property
+    def name(self) -> str:
+        """Return its name among the homes of one database."""
+        return f"{socket.gethostname()}:{self.root}"
 
     def places_of(self, *upstream: str | int | None) -> Path:
         """The file whose bytes are the places of an upstream."""

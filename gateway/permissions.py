@@ -25,7 +25,7 @@ SCOPE_MCP_CALL = "mcp:call"
 SCOPE_ADMIN_READ = "admin:read"
 """Any GET of administration."""
 ADMIN_AREAS = ("projects", "members", "keys", "clients", "issuers", "audit", "billing", "mcp")
-OPERATOR_AREAS = ("plans", "prices", "models", "signing_keys", "orgs")
+OPERATOR_AREAS = ("plans", "prices", "models", "servers", "signing_keys", "orgs")
 """Areas that the whole installation shares: only an operator org may change them."""
 ADMIN, OPERATOR = "admin:", "operator:"
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from billing.pricing.price_book import PriceBook
 from gateway.app.served_models import SWAP_WAIT_S, ServedModels
 from gateway.cache_report.leases import CacheLeases, place_of
+from gateway.home import Home
+from gateway.installation.merge import Merger
 from gateway.mcp.service.service import open_service, open_tool_loops
 from gateway.resources import Resources
 from gateway.routes.shared.services import Services
@@ -38,6 +40,7 @@ class LiveConfiguration:
         auth: Auth,
     ) -> None:
         self.settings = settings
+        self.merger = Merger(Home(settings.home).name, resources.secret)
         self._resources, self._services = resources, services
         self._models, self._leases, self._auth = models, leases, auth
         self._mcp = services.mcp

@@ -19,8 +19,10 @@ from gateway.batches import sealing as batches
 from gateway.columns import SealedColumns, seal_some
 from gateway.db import DATABASE_ERRORS
 from gateway.files import sealing as files
+from gateway.installation import items as installation
 from gateway.responses import sealing as responses
 from gateway.secret import Cipher, Secret
+from gateway.settings.sealed_keys import PURPOSE
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +30,9 @@ ALL: tuple[SealedColumns, ...] = (
     *(files.CHUNKS, files.NAMES),
     *(batches.REQUESTS, batches.ANSWERS, batches.METADATA, batches.ERRORS),
     *(responses.CONTENT, responses.CONVERSATION_METADATA, responses.ITEMS),
+    installation.SEALED,
 )
-ONCE_UNSEALED = tuple(it for it in ALL if it.purpose != responses.PURPOSE)
+ONCE_UNSEALED = tuple(it for it in ALL if it.purpose not in (responses.PURPOSE, PURPOSE))
 """Their rows were not sealed in older versions."""
 INTERVAL_S = 600.0
 

@@ -33,7 +33,7 @@ def check_models(settings: Settings, *, weights: bool) -> None:
         for adapter in model.adapters:
             _check_adapter(adapter, weights=weights)
         for replica in model.replicas:
-            read_api_key(replica)
+            read_api_key(replica, settings.secret_key_file)
     if (store := settings.file_store) is not None:
         _check_extra("s3", "obstore", "file_store")
         read_secret(store.access_key_env, "file_store.access_key_env")

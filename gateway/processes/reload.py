@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 ReadSettings = Callable[[], Settings]
 """Reads and checks the settings, with a folder for every model. Blocks. Raises: SettingsError,
 OSError."""
+Complete = Callable[[Settings], Awaitable[Settings]]
+"""Adds what is stored in Postgres to settings that were read. Raises: SettingsError, OSError,
+SQLAlchemyError."""
 ALL_NEW = "All workers are new."
 
 
@@ -38,6 +41,7 @@ class Reload:
     def __init__(
         self,
         read: ReadSettings,
+        complete: Complete,
         *,
         as_read: Settings,
         settings: Settings,
@@ -46,7 +50,9 @@ class Reload:
         say: Callable[[str], None],
     ) -> None:
         self.settings = settings
-        self._as_read, self._read = as_read, read
+        self.problem: str | None = None
+        """Why the last settings are not in force; empty: they are; None: nothing was reloaded."""
+        self._as_read, self._read, self._complete = as_read, read, complete
         self._engines, self._workers, self._say = engines, workers, say
         self._turn = asyncio.Lock()
 
@@ -61,12 +67,14 @@ class Reload:
                 if not is_about_stores(error):
                     log.exception("settings are not reloaded")
                 found = refused(error)
+        if not request.is_dry_run:
+            self.problem = found.message if found.is_refused else ""
         for line in (*found.changes, found.message):
             self._say(line)
         return found
 
     async def _reload(self, request: ReloadRequest) -> ReloadAnswer:
-        read = await asyncio.to_thread(self._read)
+        read = await self._complete(await asyncio.to_thread(self._read))
         wanted = msgspec.structs.replace(read, models=self._engines.place(read.models))
         changes = changes_between(self._as_read, wanted)
         lines = [str(each) for each in changes]

@@ -21,6 +21,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from prometheus_client.multiprocess import mark_process_dead
@@ -49,7 +50,13 @@ from gateway.processes.reload import ReadSettings, Reload
 from gateway.processes.restarter import Restarter, StartError, together
 from gateway.processes.start_view import SERVING, EngineStages, ReadyCard, StartView
 from gateway.processes.worker_set import WorkerSet
+from gateway.settings.file import SettingsError
 from gateway.settings.load import Settings
+
+if TYPE_CHECKING:  # SQLAlchemy: loaded while the engines load
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from gateway.installation.follower import StoredSettingsFollower
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +78,8 @@ class Supervisor:
         self._as_read, self._read = settings, read
         self._view = view
         self._say = view.say
+        self._stored: StoredSettingsFollower | None = None
+        self._db: AsyncEngine | None = None
         self._databases: list[Restarter] = []
         self._engines = EngineSet(self.home)
         self._workers: WorkerSet | None = None
@@ -144,8 +153,10 @@ class Supervisor:
         self._view.close()
         self._engines.watch()
         self._welcome(base_url(listener), known, await capacities(self.settings.models))
+        assert self._stored is not None
         reload = Reload(
             self._read,
+            self._stored.merged_into,
             as_read=self._as_read,
             settings=self.settings,
             engines=self._engines,
@@ -153,7 +164,11 @@ class Supervisor:
             say=self._say,
         )
         async with control_socket(self.home, reload.answer):
-            await together(self._reload_when_asked(reload), self._cutting_logs().run())
+            await together(
+                self._reload_when_asked(reload),
+                self._cutting_logs().run(),
+                self._following(self._stored, reload).run(),
+            )
 
     async def _start(self, listener: socket.socket, workers: WorkerSet) -> Credentials | None:
         """Start everything at once that can be; return when it is ready."""
@@ -216,7 +231,53 @@ class Supervisor:
             settings, database_url=database_url, redis_url=redis_address
         )
         with self._view.stage("migrations"):
-            return await database.prepare(settings, database_url, redis_address, address)
+            known = await database.prepare(settings, database_url, redis_address, address)
+        await self._add_stored(database_url)
+        return known
+
+    async def _add_stored(self, database_url: str) -> None:
+        """Add what operators stored beside the file. What does not fit the file keeps nobody from
+        starting."""
+        from gateway.db import ROLE_SYSTEM, create_engine
+        from gateway.installation.follower import StoredSettingsFollower
+        from gateway.installation.merge import Merger
+        from gateway.secret import Secret
+
+        self._db = create_engine(database_url, role=ROLE_SYSTEM, pool_size=1)
+        secret = Secret.load(self.settings.secret_key_file)
+        self._stored = StoredSettingsFollower(self._db, Merger(self.home.name, secret))
+        try:
+            self._as_read = await self._stored.merged_into(self._as_read)
+        except SettingsError as error:
+            self._say(f"Stored settings are not in force, the file's are: {error}")
+            self._stored.note(str(error))
+            return
+        self.settings = msgspec.structs.replace(
+            self.settings, models=self._as_read.models, mcp=self._as_read.mcp
+        )
+
+    def _following(self, stored: StoredSettingsFollower, reload: Reload) -> Periodic:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        from gateway.installation.follower import LOOK_S
+
+        async def reload_all() -> str:
+            await reload.answer(ReloadRequest())
+            return reload.problem or ""
+
+        async def look() -> None:
+            if reload.problem is not None:  # also of a reload that somebody else asked for
+                stored.note(reload.problem)
+            await stored.look(reload_all)
+
+        return Periodic(
+            "follow stored settings",
+            LOOK_S,
+            look,
+            log=log,
+            failure="stored settings are not looked at",
+            expected=(OSError, SQLAlchemyError),
+        )
 
     async def _until_ready(self, host: str, port: int) -> None:
         """Wait for /health/ready. An engine that leaves meanwhile has said why it cannot serve."""
@@ -273,6 +334,8 @@ class Supervisor:
         gone."""
         if self._workers is not None:
             await self._workers.stop()
+        if self._db is not None:
+            await self._db.dispose()
         await self._engines.stop(ENGINE_STOP_S)
         await asyncio.gather(*(each.stop(STOP_TIMEOUT_S) for each in self._databases))
 

@@ -69,7 +69,7 @@ EFFECTS: Mapping[str, Effect] = {
 
 NAMED = frozenset({"models", "plans", "mcp.servers"})
 """Lists whose entries are known by their names: their order means nothing."""
-HIDDEN = frozenset({"environment", "args", "database_url", "redis_url"})
+HIDDEN = frozenset({"environment", "args", "database_url", "redis_url", "sealed_key"})
 """Their values may be secrets."""
 PRIVATE_PART = re.compile(r"(?<=://)[^/\s?#@]*@|\?[^\s#]*")
 """The user and password of a URL, and its query."""
@@ -178,14 +178,14 @@ def _hidden(value: Any) -> Any:
 def _shown(value: Any) -> str | None:
     if value is ABSENT:
         return None
-    shown = msgspec.json.encode(_public(value)).decode()
+    shown = msgspec.json.encode(public(value)).decode()
     return one_line(PRIVATE_PART.sub("", shown))
 
 
-def _public(value: Any) -> Any:
-    """Leave out what may be a secret."""
+def public(value: Any) -> Any:
+    """Return a table as it may be shown: without what may be a secret."""
     if isinstance(value, dict):
-        return {k: _hidden(inner) if k in HIDDEN else _public(inner) for k, inner in value.items()}
+        return {k: _hidden(inner) if k in HIDDEN else public(inner) for k, inner in value.items()}
     if isinstance(value, list):
-        return [_public(inner) for inner in value]
+        return [public(inner) for inner in value]
     return value

@@ -46,6 +46,7 @@ from gateway.settings.models import (
     check_parts,
     to_models,
 )
+from gateway.settings.sealed_keys import open_key
 
 DEFAULT_MODEL = Path("models/penny")
 DEFAULT_CONFIG = Path("tollgate.toml")
@@ -203,9 +204,11 @@ def read_secret(variable: str, field: str = "api_key_env") -> str:
     return value
 
 
-def read_api_key(replica: ReplicaConfig) -> str | None:
-    """Return the key of an upstream, from where the operator put it; None: it wants none. Raises:
-    SettingsError."""
+def read_api_key(replica: ReplicaConfig, secret_file: Path) -> str | None:
+    """Return the key of an upstream, from where the operator put it; None: it wants none.
+    `secret_file`: of the installation, under which a key may be sealed. Raises: SettingsError."""
+    if replica.sealed_key is not None:
+        return open_key(replica.sealed_key, replica.upstream, secret_file)
     if replica.api_key_env is not None:
         return read_secret(replica.api_key_env)
     if replica.api_key_file is None:

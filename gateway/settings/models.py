@@ -35,6 +35,7 @@ from gateway.settings.file import (
     decode_path,
     explain,
 )
+from gateway.settings.sealed_keys import SealedKey
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 """The folder that holds `models/penny` and the shipped price books."""
@@ -66,6 +67,8 @@ class ReplicaConfig(Strict, frozen=True, kw_only=True):
     """Name of the environment variable that holds its key; None: no variable does."""
     api_key_file: Path | None = None
     """The file that holds its key, read again at each reload. Absolute. Neither: it wants none."""
+    sealed_key: SealedKey | None = None
+    """Its key as an operator gave it by API; nobody writes this into a file."""
     weight: Weight = 1
     max_concurrency: Concurrency | None = None
     """Requests at once, of all gateway processes together: each has its part, rounded down."""
@@ -78,8 +81,9 @@ class ReplicaConfig(Strict, frozen=True, kw_only=True):
     def account(self) -> tuple[str, str, str | None]:
         """The account that `max_concurrency` bounds: not its position, which a new configuration
         moves."""
-        key_file = None if self.api_key_file is None else str(self.api_key_file)
-        return self.upstream, self.upstream_model, self.api_key_env or key_file
+        key = None if self.api_key_file is None else str(self.api_key_file)
+        key = key if self.sealed_key is None else self.sealed_key.data
+        return self.upstream, self.upstream_model, self.api_key_env or key
 
 
 class AdapterConfig(Strict, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ import gateway.auth.tables
 import gateway.batches.tables
 import gateway.cache_report.rows
 import gateway.files.tables
+import gateway.installation.items
 import gateway.mcp.tables
 import gateway.responses.tables
 import gateway.tenancy.member_tables
@@ -30,6 +31,7 @@ ROOMS = (
     gateway.batches.tables.metadata,
     gateway.cache_report.rows.metadata,
     gateway.files.tables.metadata,
+    gateway.installation.items.metadata,
     gateway.mcp.tables.metadata,
     gateway.vault.credentials.metadata,
     gateway.webhooks.tables.metadata,

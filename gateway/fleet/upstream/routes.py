@@ -31,7 +31,7 @@ def upstream_route(
             name=f"{model.name}/{position}",
             base_url=each.upstream,
             upstream_model=each.upstream_model,
-            api_key=read_api_key(each),
+            api_key=read_api_key(each, settings.secret_key_file),
             weight=each.weight,
             context_window=model.context_window,
             max_output_tokens=model.max_output_tokens,

@@ -76,7 +76,7 @@ async def check_upstreams(settings: Settings, *, ask: bool) -> AsyncIterator[Dia
         for position, replica in enumerate(model.replicas):
             name = f"upstream {model.name}/{position}"
             try:
-                key = read_api_key(replica)
+                key = read_api_key(replica, settings.secret_key_file)
             except SettingsError as error:
                 where = replica.api_key_env or f"the key as one line of {replica.api_key_file}"
                 yield Diagnosis(name, "fails", str(error), f"set {where}")

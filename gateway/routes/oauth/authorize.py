@@ -66,6 +66,7 @@ MEANINGS: Mapping[str, str] = {
     "operator:plans": "change the plans of this installation",
     "operator:prices": "change the prices of this installation",
     "operator:models": "change the models of this installation",
+    "operator:servers": "add and change the MCP servers of this installation",
     "operator:signing_keys": "change the signing keys of this installation",
     "operator:orgs": "make and archive organizations of this installation",
     "openid": "know who you are",

@@ -27,11 +27,13 @@ from gateway.files.store import FileStore
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.health.readiness import Readiness
 from gateway.inference.services import GenerationServices
+from gateway.installation.merge import Merger
 from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.service.service import McpService
 from gateway.networks import Networks
 from gateway.responses.wiring import Responses
 from gateway.settings.live import LiveSettings
+from gateway.settings.load import Settings
 from gateway.telemetry import Telemetry
 from gateway.tenancy.idempotency_keys import IdempotencyKeys
 from gateway.tools.loop import ToolLoops
@@ -46,6 +48,8 @@ OBSERVE_INTERVAL_S = 1.0
 class Configuration(Protocol):
     """The settings in force in a worker."""
 
+    settings: Settings
+    merger: Merger
     on_engine_released: Callable[[], None]
     """Called when nothing here can be asked of an engine any more that was replaced."""
 

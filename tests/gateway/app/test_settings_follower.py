@@ -14,15 +14,19 @@ import pytest
 
 from foundation.tasks import end_tasks
 from gateway.app.settings_follower import SettingsFollower
+from gateway.installation.merge import Merger
 from gateway.settings.file import SettingsError
 from gateway.settings.live import LiveSettings, WorkerReport
-from gateway.settings.load import SavedSettings, load
+from gateway.settings.load import SavedSettings, Settings, load
+from tests.gateway.whole_app import SECRET
 
 
 class Scripted:
     """A configuration that takes settings up, or raises what `error` is."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.merger = Merger("home", SECRET)
         self.applied: list[LiveSettings] = []
         self.error: Exception | None = None
         self.engine_addresses = {"unix:/b", "unix:/a"}
@@ -38,10 +42,11 @@ class Following:
     """A follower, and the other end of its pipe."""
 
     def __init__(self, folder: Path, reader: int) -> None:
-        self.configuration, self._reader, self._unread = Scripted(), reader, b""
+        self._reader, self._unread = reader, b""
         config = folder / "tollgate.toml"
         config.write_text('[[model]]\nname = "far"\nupstream = "http://h/v1"\n')
         self.settings = load({"home": folder / "home", "config": config}, {})
+        self.configuration = Scripted(self.settings)
         self.number, self.problem = 1, ""
 
     def read_again(self) -> SavedSettings:

@@ -468,6 +468,39 @@ def test_a_reload_is_in_force_in_all_workers_or_in_none(running: Up) -> None:
 
 
 @pytest.mark.slow
+def test_what_is_stored_by_api_is_in_force_in_all_workers(running: Up) -> None:
+    up = running
+    before = up.pids("worker")
+    admin = {"Authorization": f"Bearer {json.loads(credentials_of(up))['admin_key']}"}
+    with httpx.Client(base_url=f"{up.url()}/admin/", headers=admin) as client:
+
+        def is_in_force() -> bool:
+            """Told by the supervisor, once all workers have reported it."""
+            homes = client.get("settings").json()["homes"]
+            return [each["in_force"] for each in homes] == [True]
+
+        until(is_in_force)
+        body = {"name": "added", "content": {"upstream": "http://127.0.0.1:1/v1"}}
+        made = client.post("settings/models", json=body | {"api_key": "sk-canary"})
+        assert made.status_code == 201, made.text
+        until(is_in_force)
+        for _ in range(20):  # whichever worker answers
+            assert models(up) == ["added", "far"]
+        assert up.pids("worker") == before, "nobody was replaced"
+        saved = (up.home / "run/settings.json").read_text()
+        assert '"sealed_key"' in saved and "sk-canary" not in saved
+
+        up.config.write_text(UPSTREAM_ONLY + UPSTREAM_ONLY.replace("far", "added"))
+        assert command(up, "reload").returncode == 0
+        until(lambda: client.get("settings/models/added").json()["hidden"])
+        up.config.write_text(UPSTREAM_ONLY)
+        assert command(up, "reload").returncode == 0
+        assert models(up) == ["added", "far"], "it is stored still"
+        assert client.delete("settings/models/added").status_code == 200
+        until(lambda: models(up) == ["far"])
+
+
+@pytest.mark.slow
 def test_what_is_fixed_with_a_process_takes_new_workers(running: Up) -> None:
     up = running
     before = up.pids("worker")

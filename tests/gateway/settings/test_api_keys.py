@@ -12,6 +12,8 @@ from gateway.settings.file import SettingsError
 from gateway.settings.load import load, read_api_key, read_secret
 from gateway.settings.models import ReplicaConfig
 
+NO_FILE = Path("no-secret.json")
+
 
 @pytest.mark.parametrize(
     ("content", "key"),
@@ -31,10 +33,10 @@ def test_a_file_holds_one_key(tmp_path: Path, content: bytes, key: str | None) -
     replica = ReplicaConfig(upstream="http://h/v1", upstream_model="m", api_key_file=path)
     if key is None:
         with pytest.raises(SettingsError, match="api_key_file: .*: must hold one line"):
-            read_api_key(replica)
+            read_api_key(replica, NO_FILE)
     else:
-        assert read_api_key(replica) == key
-    assert read_api_key(msgspec.structs.replace(replica, api_key_file=None)) is None
+        assert read_api_key(replica, NO_FILE) == key
+    assert read_api_key(msgspec.structs.replace(replica, api_key_file=None), NO_FILE) is None
 
 
 def test_a_key_comes_from_a_file_alone(tmp_path: Path) -> None:
@@ -44,7 +46,7 @@ def test_a_key_comes_from_a_file_alone(tmp_path: Path) -> None:
         path = tmp_path / name
         replica = ReplicaConfig(upstream="http://h/v1", upstream_model="m", api_key_file=path)
         with pytest.raises(SettingsError, match=reason):
-            read_api_key(replica)
+            read_api_key(replica, NO_FILE)
 
 
 def test_an_upstream_key_stays_in_the_environment(

@@ -40,6 +40,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     body: Any = None
 
 
+STORED_MODEL = {"upstream": "https://models.example/v1"}
+STORED_SERVER = {"url": "https://tools.example/mcp"}
 MADE = itertools.count(1)
 """One after the other for all makers, who may share a database."""
 
@@ -182,6 +184,18 @@ class Maker:
 
     async def plan(self) -> str:
         return f"{ADMIN}/plans/{(await self.post(f'{ADMIN}/plans', {'name': self.name()}))['name']}"
+
+    async def stored(self, part: str, content: dict[str, Any]) -> str:
+        """Return the path of a stored setting, of models or of MCP servers."""
+        path = f"{ADMIN}/settings/{part}"
+        made = await self.post(path, {"name": self.name(), "content": content})
+        return f"{path}/{made['id']}"
+
+    async def stored_model(self) -> str:
+        return await self.stored("models", STORED_MODEL)
+
+    async def stored_server(self) -> str:
+        return await self.stored("mcp_servers", STORED_SERVER)
 
     async def cap_body(self) -> dict[str, Any]:
         project_id = (await self.project()).rpartition("/")[2]
@@ -393,6 +407,20 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ("POST", f"{ADMIN}/plans/{{name}}/archive"): at(Maker.plan, "/archive"),
     ("POST", f"{ADMIN}/projects"): new(f"{ADMIN}/projects", lambda m: {"name": m.name()}),
     ("PATCH", f"{ADMIN}/projects/{{project_id}}"): at(own_project, body={"plan": "gold"}),
+    ("POST", f"{ADMIN}/settings/models"): new(
+        f"{ADMIN}/settings/models", lambda m: {"name": m.name(), "content": STORED_MODEL}
+    ),
+    ("PUT", f"{ADMIN}/settings/models/{{name}}"): at(
+        Maker.stored_model, body={"content": {**STORED_MODEL, "context_window": 4096}}
+    ),
+    ("DELETE", f"{ADMIN}/settings/models/{{name}}"): at(Maker.stored_model),
+    ("POST", f"{ADMIN}/settings/mcp_servers"): new(
+        f"{ADMIN}/settings/mcp_servers", lambda m: {"name": m.name(), "content": STORED_SERVER}
+    ),
+    ("PUT", f"{ADMIN}/settings/mcp_servers/{{name}}"): at(
+        Maker.stored_server, body={"content": {**STORED_SERVER, "taints": True}}
+    ),
+    ("DELETE", f"{ADMIN}/settings/mcp_servers/{{name}}"): at(Maker.stored_server),
     ("POST", f"{ADMIN}/signing_keys/rotate"): rotate_signing_key,
     ("POST", f"{ADMIN}/signing_keys/{{kid}}/revoke"): at(Maker.signing_key, "/revoke"),
     ("POST", f"{ADMIN}/billing-account"): new(

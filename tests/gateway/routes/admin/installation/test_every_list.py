@@ -30,7 +30,7 @@ from gateway.wire.organization.usage import NOT_SOLD
 from tests.billing.invoices.billed import tokens
 from tests.billing.samples import an_attempt, an_event
 from tests.budget import cycles
-from tests.gateway.routes.admin.changing import ADMIN, ORG, Maker, admin_key, top_up
+from tests.gateway.routes.admin.changing import ADMIN, ORG, STORED_MODEL, Maker, admin_key, top_up
 from tests.gateway.routes.admin.conftest import World
 
 ROWS, LIMIT, MAX_PAGES = cycles(25, 9), cycles(7, 4), 300
@@ -48,6 +48,7 @@ NO_LIST = {
     f"{ADMIN}/mcp/approvals/{{approval_id}}/arguments": "one thing",
     f"{ADMIN}/mcp/rules": "one thing",
     f"{ADMIN}/mcp/servers": "all that the settings have",
+    f"{ADMIN}/settings": "one thing",
     f"{ADMIN}/mcp/taints": "the newest, for an hour; `tests/gateway/mcp/test_stores.py`",
     f"{ADMIN}/invoices/{{invoice_id}}/export": "one document",
     f"{ADMIN}/journal": "one document",
@@ -274,6 +275,10 @@ LISTS: dict[str, Fill] = {
     f"{ADMIN}/price_lists": nothing,
     f"{ADMIN}/price_lists/{{price_list}}/prices": nothing,
     f"{ADMIN}/projects": posts(lambda maker: {"name": maker.name()}),
+    f"{ADMIN}/settings/models": posts(
+        lambda maker: {"name": maker.name(), "content": STORED_MODEL}
+    ),
+    f"{ADMIN}/settings/mcp_servers": nothing,
     f"{ADMIN}/signing_keys": add_signing_key,
     f"{ADMIN}/spend-caps": add_cap,
     f"{ADMIN}/top-ups": add_top_up,

@@ -1,0 +1,283 @@
+"""Reads and changes stored settings. Each change grows the number of all, under whose lock it is
+checked with everything else that is stored, and stands in the operator's audit log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB, insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.audit.log import Actor, record
+from gateway.columns import SealedColumns, moment, moment_made, text
+from gateway.installation.merge import Kind, StoredSetting
+from gateway.settings.changes import public
+from gateway.settings.sealed_keys import PURPOSE, context_of
+from gateway.tenancy.errors import InvalidField, NameTaken, NotFound, ReadOnly
+
+metadata = sa.MetaData()
+
+items = sa.Table(
+    "installation_items",
+    metadata,
+    text("kind", key=True),
+    text("name", key=True),
+    sa.Column("content", JSONB, nullable=False),
+    text("home", nullable=True),
+    sa.Column("sealed", sa.LargeBinary, nullable=True),
+    text("secret_id", nullable=True),
+    sa.Column("version", sa.BigInteger, nullable=False, server_default="1"),
+    moment_made(),
+    moment_made("updated_at"),
+)
+
+SEALED = SealedColumns(
+    table=items,
+    columns=("sealed",),
+    place=("kind", "name"),
+    purpose=PURPOSE,
+    context=lambda row: context_of(row["kind"], row["name"]),
+)
+
+generation = sa.Table(
+    "installation_generation",
+    metadata,
+    sa.Column("only", sa.Boolean, primary_key=True),
+    sa.Column("number", sa.BigInteger, nullable=False),
+)
+"""At most one row. Its number grows with each change of an item, in the same transaction."""
+
+homes = sa.Table(
+    "installation_homes",
+    metadata,
+    text("home", key=True),
+    sa.Column("number", sa.BigInteger, nullable=False),
+    text("problem"),
+    sa.Column("file_names", JSONB, nullable=False),
+    moment("seen_at", nullable=False),
+)
+"""Each `tollgate up` says here which number it looked at, and why it refuses what is stored."""
+
+MAX_ITEMS = 256
+"""The bound counts for each kind."""
+MAX_CONTENT_BYTES = 64 * 1024
+HOME_SEEN = timedelta(minutes=1)
+"""A home that was not seen for so long is not running."""
+
+
+class HomeState(msgspec.Struct, frozen=True, kw_only=True):
+    """One `tollgate up` and its last look at what is stored. `number`: of what it looked at last;
+    `problem`: why that is not in force there, else empty."""
+
+    home: str
+    number: int
+    problem: str
+    file_names: dict[Kind, list[str]]
+    """The names that its settings file takes."""
+    seen_at: datetime
+
+
+class StoredSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is stored, at one moment, and where it is in force."""
+
+    number: int
+    items: tuple[StoredSetting, ...]
+    homes: tuple[HomeState, ...]
+
+    @property
+    def file_names(self) -> dict[Kind, set[str]]:
+        """Return the names that some home's file takes."""
+        found: dict[Kind, set[str]] = {"model": set(), "mcp_server": set()}
+        for home in self.homes:
+            for kind, names in home.file_names.items():
+                found[kind].update(names)
+        return found
+
+
+CheckAll = Callable[[StoredSettings, Sequence[StoredSetting]], None]
+"""Checks what would be stored, beside what is. Raises what says why not."""
+CheckItem = Callable[[StoredSetting], None]
+Change = Callable[[StoredSetting], StoredSetting]
+"""Returns what is wanted instead of an item."""
+KEY = ("kind", "name")
+CHANGED = ("content", "home", "sealed", "secret_id")
+
+
+async def read_number(conn: AsyncConnection) -> int:
+    """Return how often stored settings were changed; 0: never."""
+    return int((await conn.execute(sa.select(generation.c.number))).scalar_one_or_none() or 0)
+
+
+async def read_stored(conn: AsyncConnection) -> StoredSettings:
+    number = await read_number(conn)
+    found = await conn.execute(sa.select(items).order_by(items.c.kind, items.c.name))
+    seen = homes.c.seen_at > sa.func.now() - HOME_SEEN
+    running = await conn.execute(sa.select(homes).where(seen).order_by(homes.c.home))
+    return StoredSettings(
+        number=number,
+        items=tuple(StoredSetting(**row._mapping) for row in found),
+        homes=tuple(HomeState(**row._mapping) for row in running),
+    )
+
+
+async def create_item(
+    conn: AsyncConnection,
+    item: StoredSetting,
+    *,
+    check_all: CheckAll,
+    operator_org: str,
+    actor: Actor,
+) -> StoredSetting:
+    """Raises: InvalidField, NameTaken, ReadOnly, and what `check_all` raises."""
+    stored = await _hold(conn)
+    kind, name = item.kind, item.name
+    _refuse_name_of_file(stored, kind, name)
+    if any((each.kind, each.name) == (kind, name) for each in stored.items):
+        raise NameTaken("name", f"there is a {kind} {name!r} already")
+    if sum(each.kind == kind for each in stored.items) >= MAX_ITEMS:
+        raise InvalidField("name", f"there may be {MAX_ITEMS} of them")
+    _check_size(item.content)
+    check_all(stored, (*stored.items, item))
+    values = {key: getattr(item, key) for key in (*KEY, *CHANGED)}
+    added = sa.insert(items).values(**values).returning(items)
+    made = StoredSetting(**(await conn.execute(added)).one()._mapping)
+    await record(
+        conn,
+        org_id=operator_org,
+        actor=actor,
+        action=f"{kind}.created",
+        target=name,
+        after=_shown(made),
+    )
+    return made
+
+
+async def replace_item(
+    conn: AsyncConnection,
+    kind: Kind,
+    name: str,
+    change: Change,
+    *,
+    check: CheckItem,
+    check_all: CheckAll,
+    operator_org: str,
+    actor: Actor,
+) -> StoredSetting:
+    """Raises: InvalidField, NotFound, ReadOnly, and what `change` and the checks raise."""
+    stored = await _hold(conn)
+    before = find_item(stored, kind, name)
+    check(before)
+    _refuse_name_of_file(stored, kind, name)
+    wanted = change(before)
+    _check_size(wanted.content)
+    others = (each for each in stored.items if each is not before)
+    check_all(stored, (*others, wanted))
+    changed = (
+        sa.update(items)
+        .where(items.c.kind == kind, items.c.name == name)
+        .values(
+            **{key: getattr(wanted, key) for key in CHANGED},
+            version=items.c.version + 1,
+            updated_at=sa.func.now(),
+        )
+        .returning(items)
+    )
+    after = StoredSetting(**(await conn.execute(changed)).one()._mapping)
+    await record(
+        conn,
+        org_id=operator_org,
+        actor=actor,
+        action=f"{kind}.updated",
+        target=name,
+        before=_shown(before),
+        after=_shown(after),
+    )
+    return after
+
+
+async def remove_item(
+    conn: AsyncConnection,
+    kind: Kind,
+    name: str,
+    *,
+    check: CheckItem,
+    check_all: CheckAll,
+    operator_org: str,
+    actor: Actor,
+) -> StoredSetting:
+    """Remove it, also where a file hides it. Raises: NotFound, and what the checks raise."""
+    stored = await _hold(conn)
+    before = find_item(stored, kind, name)
+    check(before)
+    check_all(stored, [each for each in stored.items if each is not before])
+    await conn.execute(sa.delete(items).where(items.c.kind == kind, items.c.name == name))
+    await record(
+        conn,
+        org_id=operator_org,
+        actor=actor,
+        action=f"{kind}.removed",
+        target=name,
+        before=_shown(before),
+    )
+    return before
+
+
+async def report_home(
+    conn: AsyncConnection, home: str, number: int, problem: str, names: dict[Kind, list[str]]
+) -> None:
+    """Write what a home made of what is stored; homes that are gone for a day are forgotten."""
+    row = {
+        "home": home,
+        "number": number,
+        "problem": problem,
+        "file_names": names,
+        "seen_at": sa.func.now(),
+    }
+    upsert = insert(homes).values(**row)
+    await conn.execute(upsert.on_conflict_do_update(index_elements=["home"], set_=row))
+    old = homes.c.seen_at < sa.func.now() - timedelta(days=1)
+    await conn.execute(sa.delete(homes).where(old))
+
+
+def find_item(stored: StoredSettings, kind: Kind, name: str) -> StoredSetting:
+    """Raises: NotFound."""
+    for each in stored.items:
+        if (each.kind, each.name) == (kind, name):
+            return each
+    raise NotFound("name", f"no {kind} {name!r} is stored")
+
+
+async def _hold(conn: AsyncConnection) -> StoredSettings:
+    """Lock what is stored, until the commit, and count its change."""
+    counted = insert(generation).values(only=True, number=1)
+    await conn.execute(
+        counted.on_conflict_do_update(
+            index_elements=["only"], set_={"number": generation.c.number + 1}
+        )
+    )
+    return await read_stored(conn)
+
+
+def _shown(item: StoredSetting) -> dict[str, Any]:
+    """Return an item as the audit log shows it: of a key only that there is one."""
+    shown: dict[str, Any] = {"content": public(item.content)}
+    if item.home is not None:
+        return shown | {"home": item.home}
+    return shown | ({"api_key": "(not shown)"} if item.sealed is not None else {})
+
+
+def _refuse_name_of_file(stored: StoredSettings, kind: Kind, name: str) -> None:
+    if name in stored.file_names[kind]:
+        raise ReadOnly(
+            "name", f"the {kind} {name!r} stands in the settings file, and is changed there"
+        )
+
+
+def _check_size(content: dict[str, Any]) -> None:
+    if len(msgspec.json.encode(content)) > MAX_CONTENT_BYTES:
+        raise InvalidField("content", f"is larger than {MAX_CONTENT_BYTES} bytes")

@@ -1,0 +1,343 @@
+"""/v1/admin/settings: models and MCP servers that operators add beside the settings file, in force
+without a restart. A name of the file hides the same name here.
+
+`?dry_run=true` checks a change in full and says what it would do, and nothing is stored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from litestar.handlers import HTTPRouteHandler
+from msgspec import UNSET, Meta, UnsetType
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.installation import items as verbs
+from gateway.installation.items import HomeState, StoredSettings
+from gateway.installation.merge import ChangeCheck, Kind, StoredSetting
+from gateway.routes.shared.access import needs
+from gateway.routes.shared.pages import page_of
+from gateway.routes.shared.resource import AdminRequest, AdminResource
+from gateway.settings.changes import public
+from gateway.settings.file import (
+    NAME_PATTERN,
+    SettingsError,
+    WrittenMcpSampling,
+    WrittenMcpServer,
+    WrittenModel,
+    WrittenReplica,
+)
+from gateway.settings.load import MAX_SECRET_BYTES
+from gateway.tenancy.errors import InvalidField, ReadOnly
+from gateway.wire.shared.page_query import PageQuery
+from gateway.wire.shared.resource import view_of
+
+PATH = "/v1/admin/settings"
+FIELDS = frozenset(
+    name
+    for struct in (WrittenModel, WrittenReplica, WrittenMcpServer, WrittenMcpSampling)
+    for name in struct.__struct_fields__
+)
+Act = TypeVar("Act", bound=Callable[..., Any])
+Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
+ApiKey = Annotated[str, Meta(min_length=1, max_length=MAX_SECRET_BYTES, pattern=r"^[!-~]+$")]
+
+
+class ChangeQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    dry_run: bool = False
+
+
+class NewSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`content`: the table as in the settings file, without its name."""
+
+    name: Name
+    content: dict[str, Any]
+
+
+class SettingContent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    content: dict[str, Any]
+
+
+class NewModel(NewSetting, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`api_key`: of its upstreams; kept sealed, and never shown again."""
+
+    api_key: ApiKey | None = None
+
+
+class ModelContent(SettingContent, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`api_key`: left out, the key stays, for upstreams at the same places; null takes it away."""
+
+    api_key: ApiKey | None | UnsetType = UNSET
+
+
+class HomeView(msgspec.Struct, frozen=True, kw_only=True):
+    """One running `tollgate up`. `in_force`: it has the newest change in force; `problem`: why it
+    has not."""
+
+    home: str
+    in_force: bool
+    problem: str | None
+
+
+class StoredSettingView(msgspec.Struct, frozen=True, kw_only=True):
+    """`hidden`: a settings file has the same name, which counts there. `home`: the only one that it
+    is for, of a program that a person added there. `has_api_key`: one is kept, sealed. `changes`:
+    what this change alters in the settings in force, a line each; null: nothing was changed."""
+
+    object: Literal["stored_setting"] = "stored_setting"
+    id: str
+    kind: str
+    content: dict[str, Any]
+    home: str | None
+    has_api_key: bool
+    version: int
+    created_at: int | None
+    updated_at: int | None
+    hidden: bool
+    homes: list[HomeView]
+    changes: list[str] | None
+
+
+class SettingsView(msgspec.Struct, frozen=True, kw_only=True):
+    """`number`: how often stored settings were changed."""
+
+    object: Literal["settings"] = "settings"
+    number: int
+    homes: list[HomeView]
+
+
+def to_view(
+    item: StoredSetting, stored: StoredSettings | None = None, changes: list[str] | None = None
+) -> StoredSettingView:
+    return view_of(
+        StoredSettingView,
+        item,
+        id=item.name,
+        content=public(item.content),
+        has_api_key=item.sealed is not None and item.home is None,
+        hidden=stored is not None and item.name in stored.file_names[item.kind],
+        homes=[] if stored is None else to_homes(stored),
+        changes=changes,
+    )
+
+
+def to_homes(stored: StoredSettings) -> list[HomeView]:
+    return [to_home(each, stored.number) for each in stored.homes]
+
+
+def to_home(home: HomeState, number: int) -> HomeView:
+    is_in_force = home.number == number and not home.problem
+    return HomeView(home=home.home, in_force=is_in_force, problem=home.problem or None)
+
+
+class StoredChange:
+    """One change: its transaction, and what it alters in the settings in force."""
+
+    def __init__(self, request: AdminRequest, query: ChangeQuery) -> None:
+        """Raises: ReadOnly."""
+        configuration = request.services.configuration
+        if configuration is None:
+            raise ReadOnly("settings", "this gateway takes up no other settings")
+        self._request, self._query = request, query
+        self.merger = configuration.merger
+        self._change_check = ChangeCheck(configuration.settings, self.merger)
+        self._stored: StoredSettings | None = None
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        async with self._request.system_db.connect() as conn, conn.begin() as transaction:
+            yield conn
+            if self._query.dry_run:
+                await transaction.rollback()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        request = self._request
+        return {
+            "check_all": self._check_all,
+            "operator_org": request.org_id,
+            "actor": request.actor,
+        }
+
+    def check(self, item: StoredSetting) -> None:
+        """Raises: PreconditionFailed."""
+        self._request.check(to_view(item))
+
+    def view(self, item: StoredSetting) -> StoredSettingView:
+        return to_view(item, self._stored, self._change_check.lines)
+
+    def made(self, kind: Kind, wanted: NewSetting) -> StoredSetting:
+        item = StoredSetting(kind=kind, name=wanted.name, content=wanted.content)
+        key = wanted.api_key if isinstance(wanted, NewModel) else None
+        return item if key is None else self.merger.with_key(item, key)
+
+    def changed(self, item: StoredSetting, wanted: SettingContent) -> StoredSetting:
+        """Raises: InvalidField, ReadOnly."""
+        if item.home is not None:
+            raise ReadOnly("name", "it runs a program, and is changed at the machine of its home")
+        changed = msgspec.structs.replace(item, content=wanted.content)
+        key = wanted.api_key if isinstance(wanted, ModelContent) else UNSET
+        if key is None:
+            return msgspec.structs.replace(changed, sealed=None, secret_id=None)
+        if key is not UNSET:
+            return self.merger.with_key(changed, key)
+        if item.sealed is not None and not self.merger.has_key_for(item, wanted.content):
+            raise InvalidField("api_key", "give it again: an upstream is at another place")
+        return changed
+
+    def _check_all(self, stored: StoredSettings, wanted: Sequence[StoredSetting]) -> None:
+        """Raises: InvalidField."""
+        self._stored = stored
+        try:
+            self._change_check.check(stored.items, wanted, stored.file_names)
+        except SettingsError as error:
+            raise _invalid(str(error), wanted) from None
+
+
+def _invalid(message: str, wanted: Sequence[StoredSetting]) -> InvalidField:
+    """Make the error of settings that do not fit. Its detail repeats nothing of what is stored or
+    wanted; `param` names the field."""
+    place, _, reason = message.partition(": ")
+    found = re.fullmatch(r"(?:model|mcp_server)\.(?:.*\.)?(\w+)", place)
+    texts = {text for each in wanted for text in (each.name, *texts_in(each.content))}
+    is_constant = reason and not any(text in reason for text in texts if len(text) > 1)
+    return InvalidField(
+        "content" if found is None else f"content.{found[1]}",
+        message,
+        detail=reason if is_constant else "It does not fit the other settings",
+    )
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield all texts in a JSON value, as they stand and as they are shown; but no known field."""
+    match value:
+        case str():
+            yield from {value, repr(value)[1:-1]}
+        case dict():
+            for key, inner in value.items():
+                yield from () if key in FIELDS else texts_in(key)
+                yield from texts_in(inner)
+        case list():
+            for each in value:
+                yield from texts_in(each)
+
+
+def routes_of(
+    kind: Kind,
+    part: str,
+    scope: str,
+    *,
+    new: type[NewSetting] = NewSetting,
+    content: type[SettingContent] = SettingContent,
+) -> list[HTTPRouteHandler]:
+    """Make the routes of one kind at `PATH`/`part`. `new` and `content`: the bodies."""
+    found = AdminResource[StoredSettingView](
+        path=f"{PATH}/{part}",
+        tag="Settings",
+        read=needs(scope),
+        change=needs(scope),
+        view=StoredSettingView,
+        unsteady=("hidden", "homes", "changes"),
+        in_system=True,
+        checks_ids=False,
+    )
+    one = found.path + "/{name:path}"
+
+    async def create(
+        request: AdminRequest, query: ChangeQuery, wanted: NewSetting
+    ) -> StoredSettingView:
+        change = StoredChange(request, query)
+        async with change.transaction() as conn:
+            made = await verbs.create_item(conn, change.made(kind, wanted), **change.arguments)
+        return change.view(made)
+
+    async def replace(
+        request: AdminRequest, query: ChangeQuery, wanted: SettingContent
+    ) -> StoredSettingView:
+        change, name = StoredChange(request, query), name_of(request)
+        async with change.transaction() as conn:
+            made = await verbs.replace_item(
+                conn,
+                kind,
+                name,
+                lambda item: change.changed(item, wanted),
+                check=change.check,
+                **change.arguments,
+            )
+        return change.view(made)
+
+    async def remove(request: AdminRequest, query: ChangeQuery) -> StoredSettingView:
+        change, name = StoredChange(request, query), name_of(request)
+        async with change.transaction() as conn:
+            gone = await verbs.remove_item(conn, kind, name, check=change.check, **change.arguments)
+        return change.view(gone)
+
+    asked: dict[str, Any] = {"query": ChangeQuery}
+    add = found.route("POST", found.path, "Add one", body=new, status=201, **asked)
+    put = found.route("PUT", one, "Replace one", body=content, conditional=True, **asked)
+    delete = found.route("DELETE", one, "Remove one", conditional=True, **asked)
+    return [
+        *reading_routes(found, one, kind),
+        add(named(create, kind)),
+        put(named(replace, kind)),
+        delete(named(remove, kind)),
+    ]
+
+
+def reading_routes(
+    found: AdminResource[StoredSettingView], one: str, kind: Kind
+) -> list[HTTPRouteHandler]:
+    async def list_(request: AdminRequest, query: PageQuery) -> tuple[list[Any], bool]:
+        stored = await read(request)
+        known = {each.name: each for each in stored.items if each.kind == kind}
+        names, more = page_of(known, query)
+        return [to_view(known[name], stored) for name in names], more
+
+    async def retrieve(request: AdminRequest) -> StoredSettingView:
+        stored = await read(request)
+        return to_view(verbs.find_item(stored, kind, name_of(request)), stored)
+
+    page = found.page("What is stored beside the settings file, by name", PageQuery)
+    get = found.get("One of them", path=one)
+    return [page(named(list_, kind)), get(named(retrieve, kind))]
+
+
+async def read(request: AdminRequest) -> StoredSettings:
+    async with request.reading() as conn:
+        return await verbs.read_stored(conn)
+
+
+def named(act: Act, kind: Kind) -> Act:
+    """Return a handler under the name of its own that the API's document needs."""
+    act.__name__ = act.__qualname__ = f"{act.__name__.rstrip('_')}_stored_{kind}"
+    return act
+
+
+def name_of(request: AdminRequest) -> str:
+    return request.id.removeprefix("/")
+
+
+state = AdminResource[SettingsView](
+    path=PATH,
+    tag="Settings",
+    read=needs("operator:models"),
+    view=SettingsView,
+    in_system=True,
+)
+
+
+@state.get("Where stored settings are in force")
+async def retrieve_settings(request: AdminRequest) -> SettingsView:
+    stored = await read(request)
+    return SettingsView(number=stored.number, homes=to_homes(stored))
+
+
+routes = [
+    retrieve_settings,
+    *routes_of("model", "models", "operator:models", new=NewModel, content=ModelContent),
+    *routes_of("mcp_server", "mcp_servers", "operator:servers"),
+]

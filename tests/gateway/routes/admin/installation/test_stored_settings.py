@@ -1,0 +1,113 @@
+"""Settings that operators store beside the file are checked in full, also by dry run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from gateway.installation.items import items, read_stored, report_home
+from tests.gateway.routes.admin.changing import ADMIN, STORED_MODEL
+from tests.gateway.routes.admin.conftest import World
+
+MODELS = f"{ADMIN}/settings/models"
+
+
+async def number_of(world: World) -> int:
+    async with world.db.connect() as conn:
+        return (await read_stored(conn)).number
+
+
+async def add(world: World, name: str, content: dict[str, Any] = STORED_MODEL) -> str:
+    made = await world.call("POST", MODELS, {"name": name, "content": content})
+    assert made.status_code == 201, made.text
+    return f"{MODELS}/{name}"
+
+
+async def test_a_dry_run_says_what_would_change_and_stores_nothing(world: World) -> None:
+    before = await number_of(world)
+    body = {"name": "tried", "content": STORED_MODEL}
+    tried = await world.call("POST", f"{MODELS}?dry_run=true", body)
+    assert tried.status_code == 201, tried.text
+    assert [line for line in tried.json()["changes"] if line.startswith("+ models.tried")]
+    assert await number_of(world) == before
+    assert (await world.call("GET", f"{MODELS}/tried")).status_code == 404
+
+
+async def test_a_dry_run_removes_nothing(world: World) -> None:
+    path = await add(world, "kept/for-now")
+    assert (await world.call("DELETE", f"{path}?dry_run=true")).status_code == 200
+    kept = await world.call("GET", path)
+    assert kept.status_code == 200 and kept.json()["id"] == "kept/for-now"
+
+
+async def test_a_key_is_kept_sealed_for_the_place_it_was_given_for(world: World) -> None:
+    body = {"name": "keyed", "content": STORED_MODEL, "api_key": "sk-canary"}
+    made = await world.call("POST", MODELS, body)
+    assert made.status_code == 201 and made.json()["has_api_key"], made.text
+    path = f"{MODELS}/keyed"
+    kept = await world.call("PUT", path, {"content": STORED_MODEL | {"context_window": 4096}})
+    assert kept.status_code == 200 and kept.json()["has_api_key"], kept.text
+    thief = {"upstream": "https://thief.example/v1"}
+    refused = await world.call("PUT", path, {"content": thief})
+    assert (refused.status_code, refused.json()["param"]) == (400, "api_key")
+    moved = await world.call("PUT", path, {"content": thief, "api_key": "sk-other"})
+    assert moved.status_code == 200 and moved.json()["has_api_key"]
+    gone = await world.call("PUT", path, {"content": thief, "api_key": None})
+    assert gone.status_code == 200 and not gone.json()["has_api_key"]
+    async with world.db.connect() as conn:
+        stored = await conn.execute(sa.text("SELECT i::text FROM installation_items i"))
+        logged = await conn.execute(sa.text("SELECT a::text FROM audit_entries a"))
+        texts = "\n".join(row[0] for row in (*stored, *logged))
+    answers = [each.text for each in (made, kept, refused, moved)]
+    assert "(not shown)" in texts
+    for text in (texts, *answers):
+        assert "sk-canary" not in text and "sk-other" not in text
+
+
+async def test_a_program_is_removed_and_not_changed_by_api(world: World) -> None:
+    program = {"command": "/bin/sh", "args": ["-c", "echo s3cret"]}
+    async with world.db.begin() as conn:
+        await conn.execute(
+            sa.insert(items).values(
+                kind="mcp_server", name="shell", content=program, home="host:/elsewhere"
+            )
+        )
+    path = f"{ADMIN}/settings/mcp_servers/shell"
+    shown = await world.call("GET", path)
+    assert shown.json()["home"] == "host:/elsewhere" and "s3cret" not in shown.text
+    changed = await world.call("PUT", path, {"content": {"url": "https://h.example/mcp"}})
+    assert (changed.status_code, changed.json()["code"]) == (409, "read_only")
+    gone = await world.call("DELETE", path)
+    assert gone.status_code == 200 and "s3cret" not in gone.text
+
+
+async def test_what_does_not_fit_is_refused_by_the_name_of_its_field(world: World) -> None:
+    before = await number_of(world)
+    body = {"name": "bad", "content": {"path": "models/penny"}}
+    refused = await world.call("POST", MODELS, body)
+    assert refused.status_code == 400
+    assert refused.json()["param"] == "content.path"
+    assert "stands in the settings file alone" in refused.json()["detail"].lower()
+    assert await number_of(world) == before
+
+
+async def test_a_name_of_the_file_is_changed_in_the_file(world: World) -> None:
+    async with world.db.begin() as conn:
+        names = {"model": ["far"], "mcp_server": []}
+        await report_home(conn, "host:/home", 0, "", names)  # type: ignore[arg-type]
+    refused = await world.call("POST", MODELS, {"name": "far", "content": STORED_MODEL})
+    assert refused.status_code == 409
+    assert refused.json()["code"] == "read_only"
+
+
+async def test_a_home_says_what_it_has_in_force_and_why_not(world: World) -> None:
+    path = await add(world, "shown")
+    number = await number_of(world)
+    for problem, is_in_force in (("", True), ("no such variable", False)):
+        async with world.db.begin() as conn:
+            await report_home(conn, "host:/other", number, problem, {})
+        homes = (await world.call("GET", path)).json()["homes"]
+        (found,) = [each for each in homes if each["home"] == "host:/other"]
+        assert found["in_force"] is is_in_force
+        assert found["problem"] == (problem or None)
