@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import FIRST_START
+from gateway.permissions import SCOPE_MCP_CALL
 from gateway.principal import SCOPE_ADMIN, SCOPE_INFERENCE, SCOPE_USAGE_READ, Plan
 from gateway.tenancy.keys.keys import create_key
 from gateway.tenancy.money.plans import record_changes, sync_plans
@@ -66,7 +67,7 @@ async def bootstrap(
             org_id=org.id,
             project_id=project.id,
             name=FIRST_NAME,
-            scopes=[SCOPE_INFERENCE],
+            scopes=[SCOPE_INFERENCE, SCOPE_MCP_CALL],
             plan=default_plan,
             pepper=pepper,
             pepper_id=pepper_id,

@@ -7,7 +7,7 @@ that is named.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -379,7 +379,8 @@ async def offered(
 ) -> Offer:
     """Ask a server for its listing as the tenant is shown it, with the tenant's credential.
 
-    `on_end`: is told how a process ended that was started for it.
+    `on_end`: is told how a process ended that was started for it; None: the error of a server that
+    cannot be asked says it.
     """
     from gateway.mcp.service.service import NAME, own_version
     from gateway.mcp.upstreams import open_transports
@@ -390,18 +391,29 @@ async def offered(
 
     if not config.audience.has(org_id, None):
         raise click.ClickException(f"{config.name}: is not there for {org_id} (orgs, projects)")
+    ends: list[LastWords] = []
     try:
         async with AsyncExitStack() as stack:
             credentials = await stack.enter_async_context(shown_by(settings, config, db, redis))
-            transports = stack.enter_context(open_transports(settings, credentials, on_end))
+            told = ends.append if on_end is None else on_end
+            transports = stack.enter_context(open_transports(settings, credentials, told))
             return await read_offer(
                 config, {"name": NAME, "version": own_version()}, transports, org_id
             )
     except RpcError as error:
         said = f"{config.name}: {error.message}: {error.data}"
-        raise click.ClickException(visible(f"{said}{refusal_behind(error)}")) from None
+        lines = [f"{said}{refusal_behind(error)}", *last_words(ends)]
+        raise click.ClickException("\n".join(map(visible, lines))) from None
     except BridgeError as error:
-        raise click.ClickException(visible(f"{config.name}: {error}")) from None
+        lines = [f"{config.name}: {error}", *last_words(ends)]
+        raise click.ClickException("\n".join(map(visible, lines))) from None
+
+
+def last_words(ends: Sequence[LastWords]) -> list[str]:
+    """Return what the last process that ended wrote to stderr, a line each."""
+    if not ends:
+        return []
+    return [f"ended: {ends[-1].ended}", *(f"stderr: {line}" for line in ends[-1].lines)]
 
 
 @asynccontextmanager

@@ -78,3 +78,12 @@ def test_a_dead_process_says_how_it_ended_and_what_it_complained_of(
     said = invoke(environ, "mcp", "doctor", "--config", str(config)).output
     assert "ended: SIGKILL\n" in said and "stderr: no [credential]\n" in said
     assert "\x1b" not in said and "canary" not in said
+
+
+def test_diff_shows_what_a_dying_server_complained_of(
+    environ: dict[str, str], config: Path
+) -> None:
+    shown = invoke(environ, "mcp", "diff", "killed", "--config", str(config))
+    assert shown.exit_code == 1, shown.output
+    assert "ended: SIGKILL" in shown.output and "stderr: no [credential]" in shown.output
+    assert "canary" not in shown.output

@@ -354,7 +354,7 @@ async def test_of_many_first_starts_one_makes_the_keys(db: AsyncEngine) -> None:
         [project] = await list_projects(conn, org_id=org.id)
         api_key, admin_key = await list_keys(conn, org_id=org.id)
     assert (org.name, project.name, org.is_operator) == ("default", "default", True)
-    assert (api_key.scopes, api_key.plan) == (["inference"], "large")
+    assert (api_key.scopes, api_key.plan) == (["inference", "mcp:call"], "large")
     assert (admin_key.scopes, admin_key.plan) == (["admin:*", "usage:read"], None)
     assert await start() == BootstrapResult()
 
