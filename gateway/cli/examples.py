@@ -31,7 +31,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "tollgate keys list": ("tollgate keys list", "tollgate keys list --json"),
     "tollgate keys rotate": ("tollgate keys rotate key_0192 --grace-s 3600",),
-    "tollgate keys revoke": ("tollgate keys revoke key_0192",),
+    "tollgate keys revoke": ("tollgate keys revoke key_0192", "tollgate keys revoke 7f3a9c"),
     "tollgate orgs create": ("tollgate orgs create --name acme --plan team",),
     "tollgate orgs list": ("tollgate orgs list",),
     "tollgate orgs set-plan": (

@@ -6,11 +6,9 @@ import os
 import secrets
 import socket
 import sys
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -19,7 +17,8 @@ from click.shell_completion import ShellComplete, get_completion_class
 
 from foundation.imports import importing
 from gateway.cli.examples import add_examples
-from gateway.cli.identity.tenancy import all_orgs, orgs, projects
+from gateway.cli.identity.keys import keys
+from gateway.cli.identity.tenancy import orgs, projects
 from gateway.cli.identity.users import users
 from gateway.cli.installation.backup import backup
 from gateway.cli.installation.settings import config, doctor, reload
@@ -37,7 +36,6 @@ from gateway.cli.observe.top import top
 from gateway.cli.observe.usage import costs, usage
 from gateway.cli.shared.command import (
     FOLDER,
-    JSON,
     STATE,
     connections,
     refuse,
@@ -45,17 +43,10 @@ from gateway.cli.shared.command import (
     with_options,
     with_settings,
 )
-from gateway.cli.shared.tables import Column, Output, show, with_output
 from gateway.cli.shared.target import examples
-from gateway.cli.shared.times import to_day
-from gateway.principal import KEY_LANES, KEY_LIMIT_NAMES
 from gateway.settings.file import Flags, SettingsError
 from gateway.settings.load import SavedSettings, Settings, is_text, load, restore
 
-if TYPE_CHECKING:
-    from gateway.tenancy.keys.keys import CreatedKey, KeyRow
-
-MAX_LIFETIME_DAYS = 36_500
 ADDRESS = (
     click.option("--host", help="Address to listen on. Default: 127.0.0.1"),
     click.option("--port", type=int, help="Port to listen on; 0: any free one. Default: 8000"),
@@ -81,7 +72,39 @@ def main() -> None:
         refuse(error, status=2)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+SECTIONS = {
+    "Start": ("up", "reload", "gateway", "engine", "migrate"),
+    "Look": ("status", "top", "logs", "usage", "costs", "alerts"),
+    "Installation": ("doctor", "config", "models", "prices", "backup", "completion"),
+    "Customers and keys": ("keys", "orgs", "projects", "users", "plans"),
+    "Money": ("budgets", "credits", "invoices", "billing", "reconcile", "spool"),
+    "Tools": ("mcp", "webhooks"),
+    "Security": ("audit", "secret", "vault"),
+}
+
+
+class SectionedGroup(click.Group):
+    """Lists its commands by what they are for; one of no section comes under `Other`."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        longest = max(map(len, self.commands))
+        rows = {
+            name: command.get_short_help_str(formatter.width - 6 - longest)
+            for name, command in self.commands.items()
+            if not command.hidden
+        }
+        in_sections = {name for names in SECTIONS.values() for name in names}
+        others = tuple(name for name in rows if name not in in_sections)
+        for title, names in {**SECTIONS, "Other": others}.items():
+            if found := [(name.ljust(longest), rows[name]) for name in names if name in rows]:
+                with formatter.section(title):
+                    formatter.write_dl(found)
+
+
+@click.group(
+    cls=SectionedGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="tollgate", message="%(prog)s %(version)s")
 def tollgate() -> None:
     """A multi-tenant LLM gateway with its own inference engine.
@@ -229,7 +252,7 @@ async def migrate(settings: Settings) -> None:
 
 
 for group in (
-    *(doctor, config, reload, backup, logs, top, status, models),
+    *(doctor, config, reload, backup, logs, top, status, models, keys),
     *(usage, costs, alerts, budgets, credits, invoices, audit, reconcile, spool, prices, billing),
     *(orgs, projects, users, mcp),
 ):
@@ -288,210 +311,6 @@ async def reseal(settings: Settings) -> None:
     click.echo(f"{done.num_sealed} rows were sealed.")
     if done.unreadable:
         raise Exit(1)
-
-
-@tollgate.group()
-def keys() -> None:
-    """Create, list and revoke API keys, while `tollgate up` runs or not."""
-
-
-OWN = "A limit of the key's own, beside that of its plan."
-
-
-@keys.command("create")
-@with_settings
-@JSON
-@click.option("--name", required=True, help="A label for people: whose key it is, or what for.")
-@click.option("--org", default="default", show_default=True, help="Name of the organization.")
-@click.option("--project", default="default", show_default=True, help="Name of the project.")
-@click.option(
-    *("--scope", "scopes"),
-    multiple=True,
-    default=("inference",),
-    show_default=True,
-    help="inference, mcp:call, usage:read or admin:*; may be given several times.",
-)
-@click.option(
-    "--plan",
-    help="A [plan.NAME] of the settings. Default: no plan of its own. The plans of its project and "
-    "organization bind it in any case.",
-)
-@click.option(
-    "--expires-in-days",
-    type=click.IntRange(1, MAX_LIFETIME_DAYS),
-    help="Let the key expire after this many days. Default: never.",
-)
-@click.option(
-    *("--model", "models"),
-    multiple=True,
-    help="A model that the key may use; may be given several times. Default: all.",
-)
-@click.option(
-    *("--ip-range", "ip_ranges"),
-    multiple=True,
-    help="A network (CIDR) or address that may use the key. Default: anywhere.",
-)
-@with_options(
-    *(click.option(f"--{name.replace('_', '-')}", type=int, help=OWN) for name in KEY_LIMIT_NAMES)
-)
-@click.option(
-    "--lane", type=click.Choice(KEY_LANES), help="The highest lane that its requests may use."
-)
-async def create(
-    settings: Settings,
-    name: str,
-    org: str,
-    project: str,
-    scopes: tuple[str, ...],
-    plan: str | None,
-    expires_in_days: int | None,
-    models: tuple[str, ...],
-    ip_ranges: tuple[str, ...],
-    lane: str | None,
-    as_json: bool,
-    **limits: Any,
-) -> None:
-    """Create a key and print it. It is shown only this once and stored nowhere."""
-    from gateway.audit.log import COMMAND_LINE
-    from gateway.secret import Secret
-    from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
-    from gateway.tenancy.keys.restrictions import Restrictions
-    from gateway.tenancy.orgs import find_org
-    from gateway.tenancy.projects import find_project
-
-    lifetime = None if expires_in_days is None else timedelta(days=expires_in_days)
-    async with connections(settings) as (db, _), db.begin() as conn:
-        pepper = Secret.load(settings.secret_key_file).current
-        org_id = (await find_org(conn, name=org)).id
-        owner = await find_project(conn, org_id=org_id, name=project)
-        made = await create_key(
-            conn,
-            org_id=org_id,
-            project_id=owner.id,
-            name=name,
-            scopes=scopes,
-            pepper=pepper.derive(PEPPER_PURPOSE),
-            pepper_id=pepper.id,
-            plan=plan,
-            expires_at=None if lifetime is None else datetime.now(tz=UTC) + lifetime,
-            restrictions=Restrictions(
-                models=list(models) or None,
-                ip_ranges=list(ip_ranges) or None,
-                lane=lane,
-                **limits,
-            ),
-            actor=COMMAND_LINE,
-        )
-    show_once(made, as_json)
-
-
-KEY_COLUMNS = (
-    Column("ID", "id", "id"),
-    Column("KEY", "hint", show=lambda row: f"{row['prefix']}...{row['last_four']}"),
-    Column("STATE", "state"),
-    Column("CREATED", "created_at", gives_way=True, show=lambda row: to_day(row["created_at"])),
-    Column("PROJECT", "project_id", "id", gives_way=True),
-    Column("PLAN", "plan", gives_way=True),
-    Column("SCOPES", "scopes", gives_way=True, show=lambda row: ",".join(row["scopes"])),
-    Column("NAME", "name"),
-)
-
-
-@keys.command("list")
-@with_settings
-@with_output
-async def list_(settings: Settings, output: Output) -> None:
-    """List all keys, by organization, oldest first: revoked and expired ones too, never the keys
-    themselves."""
-    from gateway.tenancy.keys.keys import KeyRow, select_keys
-    from gateway.tenancy.pages import read_all
-    from gateway.tenancy.tables import api_keys
-
-    rows: list[dict[str, Any]] = []
-    async with connections(settings) as (db, _), db.connect() as conn:
-        async for owner in all_orgs(conn, archived=True):
-            rows += [
-                msgspec.structs.asdict(key) | {"state": state_of(key)}
-                async for key in read_all(conn, select_keys(owner.id), api_keys.c.id, KeyRow)
-            ]
-    show(rows, KEY_COLUMNS, output)
-
-
-def show_once(made: CreatedKey, as_json: bool) -> None:
-    if as_json:
-        fields = msgspec.structs.asdict(made.row) | {"key": made.secret}
-        click.echo(msgspec.json.encode(fields).decode())
-    else:
-        click.echo(to_record(made.row, made.secret))
-
-
-def to_record(key: KeyRow, secret: str) -> str:
-    """Show a new key as a person reads it."""
-    fields = {
-        "id": key.id,
-        "name": key.name,
-        "project": key.project_id or "-",
-        "plan": key.plan or "-",
-        "scopes": ", ".join(key.scopes),
-        "expires": "never" if key.expires_at is None else key.expires_at.isoformat(" ", "minutes"),
-        "key": secret,
-    }
-    lines = [f"{name:<9}{value}" for name, value in fields.items()]
-    return "\n".join((*lines, "", "Keep the key: it is stored nowhere and not shown again."))
-
-
-def state_of(key: KeyRow) -> str:
-    expired = key.expires_at is not None and key.expires_at <= datetime.now(tz=UTC)
-    return "revoked" if key.revoked_at is not None else "expired" if expired else "active"
-
-
-@keys.command("rotate")
-@with_settings
-@JSON
-@click.option(
-    "--grace-s",
-    type=int,
-    help="How many seconds the old key stays valid. Default: one day. 0: it ends at once.",
-)
-@click.argument("key_id")
-async def rotate(settings: Settings, key_id: str, grace_s: int | None, as_json: bool) -> None:
-    """Rotate the secret of a key and print it, only this once; the old one stays valid for a
-    while."""
-    from gateway.audit.log import COMMAND_LINE
-    from gateway.secret import Secret
-    from gateway.tenancy.keys.changes import DEFAULT_GRACE_S, rotate_key
-    from gateway.tenancy.keys.keys import PEPPER_PURPOSE, owner_of_key
-
-    async with connections(settings) as (db, redis):
-        pepper = Secret.load(settings.secret_key_file).current
-        async with db.connect() as conn:
-            org_id = await owner_of_key(conn, key_id)
-        made = await rotate_key(
-            db,
-            redis,
-            key_id,
-            org_id=org_id,
-            grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
-            pepper=pepper.derive(PEPPER_PURPOSE),
-            pepper_id=pepper.id,
-            actor=COMMAND_LINE,
-        )
-    show_once(made, as_json)
-
-
-@keys.command("revoke")
-@with_settings
-@click.argument("key_id")
-async def revoke(settings: Settings, key_id: str) -> None:
-    """Revoke a key by its id (`key_...`); every worker refuses it within a second."""
-    from gateway.audit.log import COMMAND_LINE
-    from gateway.tenancy.keys.keys import owner_of_key, revoke_key
-
-    async with connections(settings) as (db, redis):
-        async with db.connect() as conn:
-            org_id = await owner_of_key(conn, key_id)
-        await revoke_key(db, redis, key_id, org_id=org_id, actor=COMMAND_LINE)
-    click.echo(f"{key_id} is revoked.")
 
 
 def fetch_models(settings: Settings, *, weights: bool) -> Settings:

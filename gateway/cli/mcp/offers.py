@@ -18,16 +18,13 @@ import msgspec
 from gateway.cli.identity.tenancy import project_named
 from gateway.cli.mcp.launch import accept_launch
 from gateway.cli.shared.command import (
-    JSON,
     STATE,
-    Columns,
     connections,
-    header_of,
-    in_columns,
     run,
     with_options,
     with_settings,
 )
+from gateway.cli.shared.tables import Column, Output, show, with_output
 from gateway.settings.file import Flags
 from gateway.settings.load import Settings, load
 
@@ -36,28 +33,33 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from mcp_bridge.pinning import ApprovedPins, Change, Offer, Pin
+    from mcp_bridge.trust.approvals import Approval
     from mcp_bridge.trust.policy import ToolRule
     from mcp_bridge.trust.scan import Finding
     from mcp_bridge.upstream.credentials import Credentials
     from mcp_bridge.upstream.stdio.stderr_tail import LastWords
     from mcp_bridge.upstream.upstream import ServerConfig
 
-SERVER_COLUMNS: Columns = (
-    ("SERVER", 24),
-    ("TRUST", 7),
-    ("APPROVED", 8),
-    ("WAITING", 8),
-    ("URL", 0),
+SERVER_COLUMNS = (
+    Column("SERVER", "server"),
+    Column("TRUST", "trust"),
+    Column("APPROVED", "approved", "number"),
+    Column("WAITING", "waiting", "number", show=lambda row: row["problem"] or str(row["waiting"])),
+    Column("URL", "url", gives_way=True),
 )
-TAINT_COLUMNS: Columns = (("CLIENT", 44), ("SUBJECT", 44), ("SERVERS", 40))
-CALL_COLUMNS: Columns = (
-    ("ID", 44),
-    ("STATE", 8),
-    ("SERVER", 24),
-    ("TOOL", 32),
-    ("DECIDER", 13),
-    ("CALLER", 40),
-    ("ARGUMENTS", 0),
+TAINT_COLUMNS = (
+    Column("CLIENT", "client", "id"),
+    Column("SUBJECT", "subject", "id"),
+    Column("SERVERS", "servers"),
+)
+CALL_COLUMNS = (
+    Column("ID", "id", "id"),
+    Column("STATE", "state"),
+    Column("SERVER", "server"),
+    Column("TOOL", "tool"),
+    Column("DECIDER", "decider", gives_way=True),
+    Column("CALLER", "caller", "id", gives_way=True),
+    Column("ARGUMENTS", "arguments_digest", gives_way=True),
 )
 PROJECT = click.option(
     "--project", default="default", show_default=True, help="A project of the organization."
@@ -72,31 +74,27 @@ def mcp() -> None:
 
 @mcp.command("list")
 @with_settings
-@with_options(ORG, PROJECT, JSON)
-async def list_servers(settings: Settings, org: str, project: str, as_json: bool) -> None:
+@with_output
+@with_options(ORG, PROJECT)
+async def list_servers(settings: Settings, org: str, project: str, output: Output) -> None:
     """List the servers: how much of what they offer is approved, and how much waits for it."""
     from gateway.mcp.pins import read_pins
     from gateway.mcp.service.service import to_config
 
+    found: list[dict[str, Any]] = []
     async with connections(settings) as (db, redis):
         org_id = await org_of(db, org, project)
-        if not as_json:
-            click.echo(header_of(SERVER_COLUMNS))
         for config in map(to_config, settings.mcp.servers):
             if not config.audience.has(org_id, None):
                 continue
             async with db.connect() as conn:
                 approved = await read_pins(conn, org_id=org_id, server=config.name)
             changes, problem = await changes_of(settings, config, org_id, approved, db, redis)
-            if as_json:
-                row: dict[str, Any] = {"server": config.name, "trust": config.trust}
-                row |= {"url": config.address, "era": config.era, "recheck_s": config.recheck_s}
-                counts = {"approved": len(approved.pins), "waiting": len(changes)}
-                click.echo(msgspec.json.encode({**row, **counts, "problem": problem}))
-            else:
-                waiting, known = problem or str(len(changes)), str(len(approved.pins))
-                values = (config.name, config.trust, known, waiting, config.address)
-                click.echo(in_columns(values, SERVER_COLUMNS))
+            row: dict[str, Any] = {"server": config.name, "trust": config.trust}
+            row |= {"url": config.address, "era": config.era, "recheck_s": config.recheck_s}
+            counts = {"approved": len(approved.pins), "waiting": len(changes)}
+            found.append({**row, **counts, "problem": problem})
+    show(found, SERVER_COLUMNS, output, empty="There is no server; `tollgate mcp add` adds one.")
 
 
 @mcp.command()
@@ -116,7 +114,7 @@ async def diff(settings: Settings, name: str, org: str, project: str) -> None:
             approved = await read_pins(conn, org_id=org_id, server=name)
             others = await of_others(conn, names_for(settings, org_id), org_id, name)
         offer = await offered(settings, config, org_id, db, redis)
-    show(compared(config, approved, offer, others).found())
+    show_changes(compared(config, approved, offer, others).found())
     for one in offer.unpinnable:
         click.echo(f"never  {one.kind} {one.name}: {one.path or 'it'} {one.reason}")
 
@@ -198,7 +196,9 @@ def approve(
                         conn, org_id=org_id, server=name, pin_changes=wanted, actor=COMMAND_LINE
                     )
                 keys_of_wanted = {(each.kind, each.name) for each in wanted}
-                show(one for one in seen.found() if (one[0].kind, one[0].name) in keys_of_wanted)
+                show_changes(
+                    one for one in seen.found() if (one[0].kind, one[0].name) in keys_of_wanted
+                )
             await announce(redis, org_id)
         click.echo(f"{count} {'revoked' if revoke else 'approved'}.")
 
@@ -265,37 +265,33 @@ def read_rules_file(file: Path) -> list[ToolRule]:
 @with_options(ORG, PROJECT)
 @click.option("--allow", help="Allow the call of this id.")
 @click.option("--deny", help="Deny the call of this id.")
-@click.option("--show", help="Show the arguments of the call of this id.")
+@click.option("--show", "shown", help="Show the arguments of the call of this id.")
+@with_output
 async def calls(
     settings: Settings,
     org: str,
     project: str,
     allow: str | None,
     deny: str | None,
-    show: str | None,
+    shown: str | None,
+    output: Output,
 ) -> None:
     """List the calls that wait for a person's approval, show one, allow or deny it."""
     from gateway.audit.log import COMMAND_LINE
     from gateway.mcp.approvals import list_approvals
     from gateway.mcp.service.wiring import open_approvals
-    from mcp_bridge.text_safety.hidden_text import visible
 
-    if sum(each is not None for each in (allow, deny, show)) > 1:
+    if sum(each is not None for each in (allow, deny, shown)) > 1:
         raise click.UsageError("--allow, --deny or --show")
     async with connections(settings) as (db, _):
         org_id = await org_of(db, org, project)
-        if show is not None:
-            click.echo(await arguments_of(settings, db, org_id, show))
+        if shown is not None:
+            click.echo(await arguments_of(settings, db, org_id, shown))
             return
         if allow is None and deny is None:
-            click.echo(header_of(CALL_COLUMNS))
             async with db.connect() as conn:
                 waiting = await list_approvals(conn, org_id=org_id)
-            for one in waiting:
-                call = one.call
-                who = (visible(one.tool), call.decider, visible(call.caller))
-                row = (one.id, one.state, call.server, *who, call.arguments_digest)
-                click.echo(in_columns(row, CALL_COLUMNS))
+            show([to_row(each) for each in waiting], CALL_COLUMNS, output, empty="No call waits.")
             return
         decided = await open_approvals(db).decide(
             org_id, allow or deny or "", approve=allow is not None, by=COMMAND_LINE.id
@@ -303,6 +299,15 @@ async def calls(
         if isinstance(decided, str):
             raise click.ClickException(f"{allow or deny}: {decided}")
         click.echo(f"{decided.id} is {decided.state}.")
+
+
+def to_row(approval: Approval) -> dict[str, Any]:
+    from mcp_bridge.text_safety.hidden_text import visible
+
+    call = approval.call
+    row = {"id": approval.id, "state": approval.state, "server": call.server}
+    row |= {"tool": visible(approval.tool), "decider": call.decider, "caller": visible(call.caller)}
+    return row | {"arguments_digest": call.arguments_digest}
 
 
 async def arguments_of(settings: Settings, db: AsyncEngine, org_id: str, approval_id: str) -> str:
@@ -329,7 +334,10 @@ async def arguments_of(settings: Settings, db: AsyncEngine, org_id: str, approva
 @click.option(
     "--lift", "client", metavar="CLIENT", help="Lift the taint of this key or OAuth client (id)."
 )
-async def taints(settings: Settings, org: str, project: str, client: str | None) -> None:
+@with_output
+async def taints(
+    settings: Settings, org: str, project: str, client: str | None, output: Output
+) -> None:
     """List callers whose calls need approval after a tainting answer; --lift ends that."""
     from gateway.audit.log import COMMAND_LINE
     from gateway.mcp.calls import lift, lifting, taints_of
@@ -337,10 +345,16 @@ async def taints(settings: Settings, org: str, project: str, client: str | None)
     async with connections(settings) as (db, redis):
         org_id = await org_of(db, org, project)
         if client is None:
-            click.echo(header_of(TAINT_COLUMNS))
-            for each in await taints_of(redis, org_id=org_id, now_s=time.time()):
-                names, who = ",".join(each.servers), each.caller
-                click.echo(in_columns((who.client, who.subject, names), TAINT_COLUMNS))
+            tainted = await taints_of(redis, org_id=org_id, now_s=time.time())
+            rows = [
+                {
+                    "client": each.caller.client,
+                    "subject": each.caller.subject,
+                    "servers": each.servers,
+                }
+                for each in tainted
+            ]
+            show(rows, TAINT_COLUMNS, output, empty="Nobody is tainted.")
             return
         async with db.begin() as conn:
             found = await lifting(conn, redis, org_id=org_id, client=client, actor=COMMAND_LINE)
@@ -467,7 +481,7 @@ async def changes_of(
     return [] if config.trust == "all" else list(changes_from(config, approved, offer)), None
 
 
-def show(found: Iterable[tuple[Change, tuple[Finding, ...]]]) -> None:
+def show_changes(found: Iterable[tuple[Change, tuple[Finding, ...]]]) -> None:
     """Show text on a terminal, with hidden characters made visible."""
     from mcp_bridge.pinning import differences
     from mcp_bridge.text_safety.hidden_text import visible

@@ -50,7 +50,7 @@ ALERT_COLUMNS = (
     epilog=examples(
         "tollgate budgets list",
         "tollgate budgets set 500",
-        "tollgate budgets set 20 --per day --project proj_0192",
+        "tollgate budgets set 20 --per day --project web",
         "tollgate budgets remove cap_0192",
     )
 )
@@ -110,7 +110,7 @@ async def spending(gateway: Gateway, caps: Iterable[dict[str, Any]]) -> dict[str
     "set",
     epilog=examples(
         "tollgate budgets set 500",
-        "tollgate budgets set 20 --per day --project proj_0192",
+        "tollgate budgets set 20 --per day --project web",
         "tollgate budgets set 100 --model penny --soft",
     ),
 )
@@ -124,14 +124,20 @@ async def spending(gateway: Gateway, caps: Iterable[dict[str, Any]]) -> dict[str
     show_default=True,
     help="The time in which it may be spent; days and months are of UTC.",
 )
-@click.option("--project", "project_id", help="Bound a project, by its id.")
+@click.option("--project", metavar="NAME|ID", help="Bound a project.")
 @click.option("--key-id", help="Bound a key, by its id.")
 @click.option("--model", help="Watch a model. Such a budget refuses nothing.")
 @click.option("--tag", metavar="KEY=VALUE", help="Watch a tag. Such a budget refuses nothing.")
 @click.option("--soft", is_flag=True, help="Raise alerts, and refuse nothing.")
 @OTHER_ORG
 async def set_(
-    gateway: Gateway, usd: str, period: str, soft: bool, org: str | None, **scope: str | None
+    gateway: Gateway,
+    usd: str,
+    period: str,
+    soft: bool,
+    org: str | None,
+    project: str | None,
+    **others: str | None,
 ) -> None:
     """Set what may be spent, in USD: a new budget, or another amount for the one that there is.
 
@@ -139,6 +145,7 @@ async def set_(
     second. At 50, 80 and 100 percent an alert is raised.
     """
     org_id = await gateway.org_id(org)
+    scope = {"project_id": await gateway.project_id(project), **others}
     soft = soft or scope["model"] is not None or scope["tag"] is not None
     there = [
         cap

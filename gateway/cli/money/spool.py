@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from gateway.cli.shared import tables
 from gateway.cli.shared.command import JSON, connections, refuse, with_options, with_settings
+from gateway.cli.shared.tables import Column, Output, with_output
 from gateway.home import Home
 from gateway.settings.load import Settings
 
@@ -21,6 +23,16 @@ if TYPE_CHECKING:
     from billing.spool.quarantine import Outcome, Quarantine, QuarantinedRecord
 
 NAME = click.argument("quarantined")
+COLUMNS = (
+    Column("QUARANTINED", "name"),
+    Column("OUTCOME", "outcome"),
+    Column("FOUND", "found", gives_way=True),
+    Column("ORG", "organization", "id", gives_way=True),
+    Column("PROJECT", "project", "id", gives_way=True),
+    Column("MODEL", "model", gives_way=True),
+    Column("REQUEST", "request", "id"),
+    Column("USAGE", "usage"),
+)
 OUTCOMES: dict[Verdict, Outcome] = {"accept": "accepted", "discard": "discarded"}
 
 
@@ -34,18 +46,16 @@ def spool() -> None:
 
 @spool.command("list")
 @with_settings
-@with_options(JSON)
+@with_output
 @click.option("--all", "with_resolved", is_flag=True, help="List records that are settled, too.")
-async def list_(settings: Settings, with_resolved: bool, as_json: bool) -> None:
+async def list_(settings: Settings, with_resolved: bool, output: Output) -> None:
     """List the quarantined records of this home, and what is known of each."""
-    from billing.ingestion.quarantined import describe
-
-    for resolved in (False, True) if with_resolved else (False,):
-        for entry in quarantine_of(settings).entries(resolved=resolved):
-            if as_json:
-                click.echo(msgspec.json.encode(to_fields(entry)).decode())
-            else:
-                click.echo(f"{entry.name}  {entry.context.outcome}  {describe(entry)}")
+    found = [
+        to_fields(entry)
+        for resolved in ((False, True) if with_resolved else (False,))
+        for entry in quarantine_of(settings).entries(resolved=resolved)
+    ]
+    tables.show(found, COLUMNS, output, empty="No record waits for a person.")
 
 
 @spool.command()

@@ -44,6 +44,8 @@ LEVEL_WORDS = re.compile(
     r"\b(DEBUG|INFO|LOG|WARNING|ERROR|CRITICAL|FATAL|PANIC)\b"  # of Python and of Postgres
 )
 LEVELS_OF = {"LOG": "info", "FATAL": "critical", "PANIC": "critical"}
+NOT_YET = "FATAL:  the database system is starting up"
+"""Postgres says so to each try of a start to reach it, which is no fault."""
 
 
 class LogRecord(msgspec.Struct, frozen=True):
@@ -228,6 +230,7 @@ def read_line(line: str, process: str, before: float) -> LogRecord:
     word = LEVEL_WORDS.search(line, found.end(), found.end() + 40)
     level = "info" if word is None else LEVELS_OF.get(word[1], word[1].lower())
     text = line[found.end() :].strip() or line
+    level = "info" if text.endswith(NOT_YET) else level
     return LogRecord(moment_of(found[1], is_utc=found[2] is not None), process, level, text, {})
 
 

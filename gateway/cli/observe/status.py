@@ -82,6 +82,7 @@ async def ask(target: GatewayTarget) -> dict[str, Any]:
             except GatewayError as error:
                 if error.is_unreachable:
                     raise
+                click.echo(f"Parts are shown to operators alone: {error}", err=True)
         try:
             async with httpx.AsyncClient(base_url=target.base, trust_env=False) as http:
                 return dict((await http.get("/health/ready")).json())

@@ -42,6 +42,8 @@ WAITING = ("tollgate_num_requests_waiting", "tollgate_upstream_requests_waiting"
 KV_USED = "tollgate_kv_cache_usage_perc"
 REQUESTS, TOKENS = "tollgate_requests_total", "tollgate_tokens_total"
 TTFT = "tollgate_time_to_first_token_seconds"
+NO_MODEL = "-"
+"""The label of requests that are for none, such as those that `top` itself makes."""
 WANTED = frozenset((REQUESTS, TOKENS, f"{TTFT}_sum", f"{TTFT}_count", KV_USED, *RUNNING, *WAITING))
 
 
@@ -134,7 +136,7 @@ def sample_of(text: str, at: float) -> Sample:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             model = sample.labels.get("model")
-            if sample.name not in WANTED or not model:
+            if sample.name not in WANTED or not model or model == NO_MODEL:
                 continue
             apart = sample.labels.get("status") or sample.labels.get("kind")
             name = f"{sample.name} {apart}" if apart else sample.name

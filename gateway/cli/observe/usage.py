@@ -43,7 +43,9 @@ COUNTS = (
 )
 SECONDS_OF = {"1d": 86400, "1h": 3600, "1m": 60}
 MAX_BUCKETS = 50_000
-PROJECT = click.option("--project", "projects", multiple=True, help="Only of this project, by id.")
+PROJECT = click.option(
+    *("--project", "projects"), multiple=True, metavar="NAME|ID", help="Only of this project."
+)
 
 
 @click.command(
@@ -84,7 +86,11 @@ async def usage(
     keys = [named(each, GROUPS) for each in groups]
     width = WIDTHS[per] if per else width_of(span)
     span = widened(span, width)
-    query = {"group_by": keys, "models": list(models), "project_ids": list(projects)}
+    query = {
+        "group_by": keys,
+        "models": list(models),
+        "project_ids": await ids_of(gateway, projects),
+    }
     found = await buckets(
         gateway, "/v1/organization/usage/completions", span, width, MOST_BUCKETS[width], query
     )
@@ -128,7 +134,7 @@ async def costs(
     2026-11-01..2026-11-15.
     """
     keys, span = [named(each, COST_GROUPS) for each in groups], widened(span, "1d")
-    query = {"group_by": keys, "project_ids": list(projects)}
+    query = {"group_by": keys, "project_ids": await ids_of(gateway, projects)}
     found = await buckets(gateway, "/v1/organization/costs", span, "1d", MOST_COST_BUCKETS, query)
     for _, result in found:
         result["amount_usd"] = Decimal(result["amount"]["value"])
@@ -141,6 +147,10 @@ async def costs(
     show(rows, columns, output, empty="Nothing was spent.")
     if output.form == "table" and len(rows) > 1:
         click.echo(f"In all {to_money(sum((row['amount_usd'] for row in rows), Decimal()))} USD")
+
+
+async def ids_of(gateway: Gateway, projects: Sequence[str]) -> list[str | None]:
+    return [await gateway.project_id(each) for each in projects]
 
 
 def exact(row: Any) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
 from pathlib import Path
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 UNPREPARED = ("42P01", "22023")
 """Postgres, appendix A: no such table; no such value, of the role that the connection asks for."""
 FOLDER = click.Path(path_type=Path)
-Columns = Sequence[tuple[str, int]]
-"""The columns of a listing, each with its width. Widths are fixed because pages are printed as they
-come, before the widest value is known."""
 
 
 def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -105,11 +102,3 @@ def run(work: Coroutine[Any, Any, None]) -> None:
         refuse(f"Postgres: {getattr(error, 'orig', None) or error}", status=1)
     except (StartError, EmbeddedError, MigrationError, OSError) as error:
         refuse(error, status=1)
-
-
-def in_columns(values: Sequence[str], columns: Columns) -> str:
-    return "  ".join(v.ljust(width) for v, (_, width) in zip(values, columns, strict=True))
-
-
-def header_of(columns: Columns) -> str:
-    return in_columns([name for name, _ in columns], columns)

@@ -222,6 +222,19 @@ class Gateway:
                 return str(org["id"])
         raise GatewayError(f"org: no organization {name!r}", status=2)
 
+    async def project_id(self, name: str | None) -> str | None:
+        """Return the id of a project of the key's organization by its name or id; None for none.
+
+        Raises: GatewayError.
+        """
+        if name is None or name.startswith("proj_"):
+            return name
+        for project in await self.rows("/v1/organization/projects", 100_000):
+            if project.get("name") == name:
+                return str(project["id"])
+        problem = f"project: the key's organization has no project {name!r}; another's: by its id"
+        raise GatewayError(problem, status=2)
+
     def strange(self, path: str) -> GatewayError:
         return GatewayError(f"{self.target.base}{path}: the answer is none of Tollgate", status=1)
 

@@ -60,7 +60,7 @@ def check_memory(settings: Settings) -> Diagnosis:
     weights = sum(weights_of(each.path) for each in settings.models if each.starts_engine)
     found = f"{available / GIB:.1f} GiB are available"
     if weights:
-        found += f", weights on disk are {weights / GIB:.1f} GiB"
+        found += f", weights on disk are {weights / GIB:.2f} GiB"
     if available < weights + LEAST_MEMORY_BYTES:
         advice = "serve a smaller or quantised model, or add memory (on a GPU its own counts)"
         return Diagnosis("memory", "warning", found, advice)

@@ -65,6 +65,8 @@ KEY_FORM = re.compile(rf"sk-tg-(?:admin-)?[0-9A-Za-z]{{{RANDOM_LENGTH}}}", re.AS
 MAX_SCOPES = 32
 ID_FORM = re.compile(r"[A-Za-z0-9_.-]{1,100}", re.ASCII)
 """An id of any other form names no key."""
+ENDING_FORM = re.compile(r"[0-9a-f]{6,32}", re.ASCII)
+"""An ending that may stand for an id."""
 
 
 @with_fields(KEY_LIMIT_NAMES, int | None, None, after="ip_ranges")
@@ -292,13 +294,21 @@ def select_keys(org_id: str, *, project_id: str | None = None) -> sa.Select[Any]
     return listed if project_id is None else listed.where(api_keys.c.project_id == project_id)
 
 
-async def owner_of_key(conn: AsyncConnection, key_id: str) -> str:
-    """The org of a key, for who serves all orgs. Raises: NotFound."""
-    found = sa.select(api_keys.c.org_id).where(api_keys.c.id == key_id)
-    org_id: str | None = await conn.scalar(found)
-    if org_id is None:
-        raise NotFound("key", f"no key {key_id!r}")
-    return org_id
+async def find_named_key(conn: AsyncConnection, named: str) -> tuple[str, str]:
+    """Return a key's id and its org, for who serves all orgs. `named`: the id, or an ending of it
+    that no other has, with what stands for the rest (`key_…`) or without. Raises: NotFound.
+    """
+    ending = named.removeprefix("key_").removeprefix("…").removeprefix("...")
+    wanted = api_keys.c.id == named
+    if ENDING_FORM.fullmatch(ending) is not None:
+        wanted = wanted | api_keys.c.id.like(f"%{ending}")
+    found = sa.select(api_keys.c.id, api_keys.c.org_id).where(wanted).limit(2)
+    rows = (await conn.execute(found)).all()
+    if len(rows) > 1:
+        raise NotFound("key", f"several keys end with {ending!r}: give the whole id")
+    if not rows:
+        raise NotFound("key", f"no key {named!r}")
+    return rows[0].id, rows[0].org_id
 
 
 async def retrieve_key(

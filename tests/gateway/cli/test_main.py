@@ -18,7 +18,8 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli.main import KEY_COLUMNS, tollgate
+from gateway.cli.identity.keys import KEY_COLUMNS
+from gateway.cli.main import tollgate
 from gateway.home import Home, HomeLock
 from gateway.settings.file import SettingsError
 from tests.scratch import make_scratch
@@ -81,7 +82,7 @@ def invoke(environ: dict[str, str], *arguments: str) -> Result:
         (("projects",), ("create", "list", "set-plan", "all keys of a project together")),
         (("projects", "create"), ("--name", "--org", "--plan", "--json")),
         (("projects", "set-plan"), ("--org", "--plan", "--no-plan", "within a second")),
-        (("keys", "revoke"), ("KEY_ID", "within a second")),
+        (("keys", "revoke"), ("KEY", "within a second")),
     ],
 )
 def test_help_says_what_there_is(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from click import ClickException
 from click.testing import CliRunner, Result
 
 from gateway.cli.main import tollgate
-from gateway.cli.mcp.offers import show
+from gateway.cli.mcp.offers import show_changes
 from gateway.settings.edit import with_key
 from gateway.settings.load import load
 from mcp_bridge.pinning import Change, pin_of
@@ -56,7 +56,7 @@ def test_a_difference_is_printed_before_the_next_is_found(
         yield first, ()
         assert "new       tool first" in capsys.readouterr().out
 
-    show(found())
+    show_changes(found())
 
 
 def test_servers_are_added_behind_what_stands_there(config: Path) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 import gateway
 from gateway.bookkeeping.spend_reader import PostgresBooks
-from gateway.cli.main import keys
+from gateway.cli.identity.keys import keys
 from gateway.db import create_engine
 from gateway.limits.ceilings import Ceilings
 from gateway.limits.limiter import Limiter

@@ -26,8 +26,8 @@ from gateway.tenancy.keys.keys import (
     CreatedKey,
     KeyRow,
     create_key,
+    find_named_key,
     hash_key,
-    owner_of_key,
     revoke_key,
     select_keys,
 )
@@ -117,7 +117,9 @@ async def test_a_key_is_returned_once_and_only_its_hash_is_stored(db: AsyncEngin
         assert await list_keys(conn, org_id=org.id) == [created.row]
         assert await list_keys(conn, org_id="org_other", project_id=project.id) == []
         assert await list_keys(conn, org_id=org.id, project_id="proj_other") == []
-        assert await owner_of_key(conn, created.row.id) == org.id
+        found = (created.row.id, org.id)
+        for named in (created.row.id, created.row.id[-6:], f"key_…{created.row.id[-8:]}"):
+            assert await find_named_key(conn, named) == found
     assert record is not None and record.row == created.row and not record.archived
     assert created.row.scopes == ["inference", "usage:read"]
     assert (created.row.org_id, created.row.project_id) == (org.id, project.id)
@@ -281,10 +283,21 @@ async def test_a_limit_out_of_range_is_refused_by_name(db: AsyncEngine, limit: i
 
 
 async def test_verbs_name_what_they_cannot_find(db: AsyncEngine, redis: Redis) -> None:
-    org, _, _ = await make_tenant(db)
+    org, _, created = await make_tenant(db)
     async with db.connect() as conn:
-        with pytest.raises(NotFound, match=r"^key: "):
-            await owner_of_key(conn, "key_none")
+        for named in ("key_none", "", "%", "_" * 8, created.row.id[-5:]):
+            with pytest.raises(NotFound, match=r"^key: no key "):
+                await find_named_key(conn, named)
+        again = created.row.id[:-7] + ("1" if created.row.id[-7] == "0" else "0")
+        await conn.execute(
+            sa.insert(api_keys).values(
+                {**(await conn.execute(sa.select(api_keys))).one()._mapping}
+                | {"id": again + created.row.id[-6:], "key_hash": "1"}
+            )
+        )
+        with pytest.raises(NotFound, match=r"^key: several keys end with "):
+            await find_named_key(conn, created.row.id[-6:])
+        assert await find_named_key(conn, created.row.id) == (created.row.id, org.id)
     for call, field in [
         (revoke_key(db, redis, "key_none", org_id=org.id, actor=COMMAND_LINE), "key"),
         (archive_org(db, redis, "org_none", actor=COMMAND_LINE), "org"),

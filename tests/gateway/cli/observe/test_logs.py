@@ -119,3 +119,12 @@ def test_bytes_of_any_kind_are_shown_harmlessly(home: Path) -> None:
 def test_a_home_without_logs_is_one_line(tmp_path: Path) -> None:
     done = logs(tmp_path)
     assert done.exit_code == 2 and "`tollgate up` makes it" in done.stderr
+
+
+def test_a_try_before_postgres_is_up_is_no_fault(home: Path) -> None:
+    (home / "logs" / "postgres.log").write_text(
+        "2026-11-19 05:00:01.000 UTC [7] FATAL:  the database system is starting up\n"
+        '2026-11-19 05:00:02.000 UTC [7] FATAL:  role "x" does not exist\n'
+    )
+    found = messages(logs(home, "--json", "--process", "postgres", "--level", "critical"))
+    assert found == ['[7] FATAL:  role "x" does not exist']

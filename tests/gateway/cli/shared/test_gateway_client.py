@@ -141,6 +141,18 @@ def test_an_organization_may_be_named(gateway: FakeGateway) -> None:
     )
 
 
+def test_a_project_may_be_named(gateway: FakeGateway) -> None:
+    projects = page({"id": "proj_7", "name": "web"}, {"id": "proj_8", "name": "other"})
+    gateway.on("GET", "/v1/organization/projects", projects)
+    gateway.on("GET", "/v1/organization/usage/completions", {"data": [], "has_more": False})
+    done = gateway.run("usage", "--project", "web", "--project", "proj_9")
+    assert done.exit_code == 0, done.output
+    assert gateway.asked[-1][2]["project_ids"] == ["proj_7", "proj_9"]
+    done = gateway.run("budgets", "set", "20", "--project", "none")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("tollgate: project: the key's organization has no project 'none'")
+
+
 @pytest.mark.parametrize("named", ["2026-000001", "inv_0192abcdef", "…abcdef", "abcdef"])
 def test_an_invoice_is_written_by_number_id_or_ending(
     gateway: FakeGateway, tmp_path: Path, named: str
