@@ -2,13 +2,15 @@
 
 HOME/restore.json is there from the first step to the last: it names the backup, and nothing else
 uses a home that has it. What the database has of the backup stands in the database itself, written
-in the transactions that brought it: each chunk of rows is there once.
+in the transactions that brought it: each chunk of rows is there once, and no index is built twice.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,10 @@ FOREIGN = """
     SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace
     AND relkind IN ('r', 'p', 'S', 'v', 'm')
 """
+
+ENTRY = re.compile(r"^--\n-- Name: .*\n--$", re.MULTILINE)
+"""The heading of an object in a dump; pg_dump escapes newlines in it."""
+Work = Callable[[Any], Awaitable[Any]]
 
 
 class Journal(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,15 +95,16 @@ class Restoration:
         if not self._journal.has_database:
             async with connected(database_url) as connection:
                 database = RestoredDatabase(connection, self._journal.digest)
-                done = await database.begin()
+                await database.begin()
                 await self._create_roles(database_url)
-                await self._run_script(database, done, "before", self.manifest.schema_before)
+                before = await self._script(self.manifest.schema_before)
+                await database.run_once("before", partial(_execute, before))
                 for table in self.manifest.tables:
-                    await self._restore_rows(database, done, table)
+                    await self._restore_rows(database, table)
                     if table.rows:
                         say(f"{table.name}: {table.rows} rows")
-                await self._set_sequences(database, done)
-                await self._run_script(database, done, "after", self.manifest.schema_after)
+                await self._set_sequences(database)
+                await self._build_over(database)
                 await connection.execute("ANALYZE")
             self._journal = msgspec.structs.replace(self._journal, has_database=True)
             self._write_journal(self._journal)
@@ -151,27 +158,26 @@ class Restoration:
         finally:
             await engine.dispose()
 
-    async def _run_script(
-        self, database: RestoredDatabase, done: set[str], step: str, chunks: Sequence[Chunk]
-    ) -> None:
-        if step in done:
-            return
-        script = b"".join([await asyncio.to_thread(self._read, chunk) for chunk in chunks])
-        await database.run(step, lambda connection: connection.execute(script.decode()))
+    async def _script(self, chunks: Sequence[Chunk]) -> str:
+        return b"".join([await asyncio.to_thread(self._read, chunk) for chunk in chunks]).decode()
 
-    async def _restore_rows(
-        self, database: RestoredDatabase, done: set[str], table: BackedUpTable
-    ) -> None:
+    async def _build_over(self, database: RestoredDatabase) -> None:
+        """Make what is built over the rows; each index and each constraint is a step."""
+        script = await self._script(self.manifest.schema_after)
+        session, *entries = ENTRY.split(script)
+        await database.execute(session)
+        for number, entry in enumerate(entries):
+            await database.run_once(f"after.{number}", partial(_execute, entry))
+
+    async def _restore_rows(self, database: RestoredDatabase, table: BackedUpTable) -> None:
+        async def copy(chunk: Chunk, connection: Any) -> None:
+            rows = await asyncio.to_thread(self._read, chunk)
+            await _copy(connection, table, rows, chunk.rows)
+
         for number, chunk in enumerate(table.chunks):
-            step = f"{table.name}.{number}"
-            if step not in done:
-                rows = await asyncio.to_thread(self._read, chunk)
-                await database.run(step, _copying(table, rows, chunk.rows))
+            await database.run_once(f"rows.{table.name}.{number}", partial(copy, chunk))
 
-    async def _set_sequences(self, database: RestoredDatabase, done: set[str]) -> None:
-        if "sequences" in done:
-            return
-
+    async def _set_sequences(self, database: RestoredDatabase) -> None:
         async def work(connection: Any) -> None:
             for each in self.manifest.sequences:
                 name = f"{SCHEMA}.{quote(each.name)}"
@@ -182,17 +188,18 @@ class Restoration:
                     each.is_called,
                 )
 
-        await database.run("sequences", work)
+        await database.run_once("sequences", work)
 
 
 class RestoredDatabase:
-    """The restored database, and what it has by now."""
+    """The restored database, and what it has by now; `begin` comes first."""
 
     def __init__(self, connection: Any, backup: str) -> None:
         self._connection, self._backup = connection, backup
+        self._done: set[str] = set()
 
-    async def begin(self) -> set[str]:
-        """Return the steps that are done. Raises: BackupError if the database is not empty."""
+    async def begin(self) -> None:
+        """Read which steps are done. Raises: BackupError if the database is not empty."""
         known = await self._connection.fetchval(f"SELECT to_regclass('{PROGRESS}.steps')::text")
         if known is None:
             if await self._connection.fetchval(FOREIGN):
@@ -204,12 +211,19 @@ class RestoredDatabase:
                 )
                 await self._note(f"backup {self._backup}")
         rows = await self._connection.fetch(f"SELECT name FROM {PROGRESS}.steps")
-        done = {row["name"] for row in rows}
-        if f"backup {self._backup}" not in done:
+        self._done = {row["name"] for row in rows}
+        if f"backup {self._backup}" not in self._done:
             raise BackupError("a restore of another backup was begun in this database")
-        return done
 
-    async def run(self, step: str, work: Callable[[Any], Awaitable[Any]]) -> None:
+    async def execute(self, script: str) -> None:
+        await self._connection.execute(script)
+
+    async def run_once(self, step: str, work: Work) -> None:
+        """Run a step that is not done yet."""
+        if step not in self._done:
+            await self.run(step, work)
+
+    async def run(self, step: str, work: Work) -> None:
         """Run a step and note it, in one transaction."""
         async with self._connection.transaction():
             await work(self._connection)
@@ -219,21 +233,20 @@ class RestoredDatabase:
         await self._connection.execute(f"INSERT INTO {PROGRESS}.steps VALUES ($1)", step)
 
 
-def _copying(table: BackedUpTable, rows: bytes, count: int) -> Callable[[Any], Awaitable[None]]:
-    """Return the work that copies rows into a table."""
+async def _execute(script: str, connection: Any) -> None:
+    await connection.execute(script)
 
+
+async def _copy(connection: Any, table: BackedUpTable, rows: bytes, count: int) -> None:
     async def source() -> AsyncIterator[bytes]:
         yield rows
 
-    async def copy(connection: Any) -> None:
-        status = await connection.copy_to_table(
-            table.name,
-            schema_name=SCHEMA,
-            columns=table.columns,
-            source=source(),
-            format="text",
-        )
-        if status != f"COPY {count}":
-            raise BackupError(f"{table.name}: {status}, and not {count} rows")
-
-    return copy
+    status = await connection.copy_to_table(
+        table.name,
+        schema_name=SCHEMA,
+        columns=table.columns,
+        source=source(),
+        format="text",
+    )
+    if status != f"COPY {count}":
+        raise BackupError(f"{table.name}: {status}, and not {count} rows")

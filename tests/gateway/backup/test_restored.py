@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +22,7 @@ from billing.ingestion.shipper import Alarms, adopt
 from billing.spool.format import Checkpoint, CloseRecord, OpenRecord, Record, SegmentStart, frame
 from gateway.backup.cutting import RowBatch
 from gateway.backup.errors import BackupError
+from gateway.backup.restoration import RestoredDatabase, Work
 from gateway.backup.snapshot import libpq_environment, open_snapshot
 from gateway.cli.main import tollgate
 from gateway.db import create_engine
@@ -87,6 +88,21 @@ def run(environ: dict[str, str], *arguments: str, status: int = 0) -> str:
     return done.output
 
 
+def interrupted(steps: list[str], last: str) -> Callable[..., Awaitable[None]]:
+    """`RestoredDatabase.run`, which notes the steps and fails once, in place of `last`."""
+    whole, is_over = RestoredDatabase.run, False
+
+    async def step(self: RestoredDatabase, name: str, work: Work) -> None:
+        nonlocal is_over
+        if name == last and not is_over:
+            is_over = True
+            raise BackupError("interrupted")
+        steps.append(name)
+        await whole(self, name, work)
+
+    return step
+
+
 @pytest.fixture
 def installed(folder: Path, postgres_url: str, redis_url: str) -> Installation:
     return Installation(folder, postgres_url, redis_url)
@@ -128,7 +144,13 @@ async def test_schema_rows_and_rights_are_those_that_were_there(
     restored = Home(installed.folder / "other")
     into = {"TOLLGATE_HOME": str(restored.root), "TOLLGATE_CONFIG": "", "TOLLGATE_DATABASE_URL": ""}
     arguments = ("backup", "restore", "--identity", installed.key, installed.archive)
-    assert "is restored" in run(into, *arguments)
+    steps: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RestoredDatabase, "run", interrupted(steps, "after.100"))
+        run(into, *arguments, status=1)
+        assert "is not finished" in run(into, "keys", "list", status=2)
+        assert "is restored" in run(into, *arguments)
+    assert len(steps) == len({*steps}) > 200  # none was done twice
     async with running_postgres(restored) as database_url:
         assert dump(database_url) == before
         engine = create_engine(database_url, pool_size=1)
