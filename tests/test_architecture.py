@@ -19,7 +19,10 @@ ADDED = (
 STOP = re.compile(r"`([\w/]+\.py):([\w.]+)`")
 NAMED = re.compile(r"`((?:[\w.]+/)+\w+\.(?:py|lua))(?::([A-Za-z_][\w.]*))?`")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)")
-PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "bench/README.md"]
+PAGES = [
+    *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"),
+    *("bench/README.md", "examples/README.md"),
+]
 
 
 DOCUMENTS = sorted(
