@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 import msgspec
 from click.exceptions import Exit
-from click.shell_completion import ShellComplete, get_completion_class
 
 from foundation.imports import importing
+from gateway.cli.completion import complete_names, completion
 from gateway.cli.examples import add_examples
 from gateway.cli.identity.keys import keys
 from gateway.cli.identity.tenancy import orgs, projects
@@ -43,7 +43,6 @@ from gateway.cli.shared.command import (
     with_options,
     with_settings,
 )
-from gateway.cli.shared.target import examples
 from gateway.settings.file import Flags, SettingsError
 from gateway.settings.load import SavedSettings, Settings, is_text, load, restore
 
@@ -252,7 +251,7 @@ async def migrate(settings: Settings) -> None:
 
 
 for group in (
-    *(doctor, config, reload, backup, logs, top, status, models, keys),
+    *(doctor, config, completion, reload, backup, logs, top, status, models, keys),
     *(usage, costs, alerts, budgets, credits, invoices, audit, reconcile, spool, prices, billing),
     *(orgs, projects, users, mcp),
 ):
@@ -320,25 +319,5 @@ def fetch_models(settings: Settings, *, weights: bool) -> Settings:
     return with_folders(settings, weights=weights, say=click.echo)
 
 
-@tollgate.command(
-    epilog=examples(
-        'eval "$(tollgate completion bash)"',
-        "tollgate completion fish > ~/.config/fish/completions/tollgate.fish",
-    )
-)
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@click.pass_context
-def completion(context: click.Context, shell: str) -> None:
-    """Print a script for SHELL that completes commands and options.
-
-    Let the shell run it (`eval`), or keep it where the shell looks for completions: bash in
-    ~/.local/share/bash-completion/completions/tollgate, zsh as _tollgate in a folder of $fpath,
-    fish in ~/.config/fish/completions/tollgate.fish.
-    """
-    kind = get_completion_class(shell)
-    assert kind is not None, "click knows the shells of the choice"
-    made = kind(context.find_root().command, {}, "tollgate", "_TOLLGATE_COMPLETE")
-    click.echo(ShellComplete.source(made))  # bash's own would start a bash, to ask its version
-
-
 add_examples(tollgate, "tollgate")
+complete_names(tollgate, "tollgate")

@@ -15,6 +15,8 @@ EXAMPLES = (
     "2026-11-01..2026-11-15, 2026-11-01.. (until now)"
 )
 MAX_CHARS = 100
+PERIOD_WORDS = "tollgate.period"
+"""The words of a period in the meta of a context: a completion has nothing else to go by."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 UNITS = {
     "m": timedelta(minutes=1),
@@ -135,7 +137,8 @@ def period(default: str) -> Callable[[Any], Any]:
     """Add the argument PERIOD, whose words need no quotes; the command gets `span`. Its help has to
     name the default."""
 
-    def read(_context: click.Context, _param: click.Parameter, words: Sequence[str]) -> Span:
+    def read(context: click.Context, _param: click.Parameter, words: Sequence[str]) -> Span:
+        context.meta[PERIOD_WORDS] = words
         try:
             return read_span(" ".join(words) or default, datetime.now(UTC))
         except ValueError as error:

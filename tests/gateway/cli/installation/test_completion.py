@@ -1,4 +1,4 @@
-"""Completion of commands in each shell, and what `--help` loads."""
+"""Completion of commands and names in each shell, and what `--help` loads."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from gateway.cli.completion import PERIOD_UNITS
 from gateway.cli.main import tollgate
+from gateway.cli.shared.times import read_span
+from gateway.processes.credentials_file import Credentials, write
+from tests.gateway.cli.shared.fake_gateway import FakeGateway, serving
 
 ROOT = Path(__file__).resolve().parents[4]
 HEAVY = ("sqlalchemy", "httpx", "rich", "litestar", "redis", "alembic", "jinja2", "torch")
@@ -45,6 +51,85 @@ def test_bash_completes_commands_with_the_script(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.stdout.split() == ["invoices"], done.stderr
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGateway]:
+    """A gateway of this home, as `tollgate up` leaves its address and keys."""
+    monkeypatch.chdir(tmp_path)
+    with serving() as found:
+        known = Credentials(base_url=f"{found.url}/v1", api_key="sk-api", admin_key="sk-admin")
+        home = tmp_path / ".tollgate"
+        home.mkdir()
+        write(home / "credentials.json", known)
+        yield found
+
+
+def completed(*words: str) -> list[str]:
+    """Return what is offered behind these words, the last of which has begun."""
+    environ = {"_TOLLGATE_COMPLETE": "bash_complete", "COMP_WORDS": shlex.join(words)}
+    environ["COMP_CWORD"] = str(len(words) - 1)
+    done = CliRunner().invoke(tollgate, [], env=environ, prog_name="tollgate")
+    return [line.removeprefix("plain,") for line in done.stdout.split()]
+
+
+def listed(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {"object": "list", "data": list(rows), "has_more": False, "last_id": None}
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "field"),
+    [
+        (("usage", "--model"), "/v1/admin/models", "id"),
+        (("keys", "create", "--plan"), "/v1/admin/plans", "name"),
+        (("keys", "revoke"), "/v1/admin/keys", "id"),
+        (("budgets", "set", "5", "--project"), "/v1/admin/projects", "name"),
+        (("credits", "add"), "/v1/admin/orgs", "name"),
+        (("invoices", "get"), "/v1/admin/invoices", "number"),
+    ],
+)
+def test_names_are_those_of_the_running_gateway(
+    gateway: FakeGateway, words: tuple[str, ...], path: str, field: str
+) -> None:
+    gateway.on("GET", path, listed({field: "abc"}, {field: "abd"}, {field: "b"}, {field: None}))
+    assert completed("tollgate", *words, "ab") == ["abc", "abd"]
+    assert [(method, asked) for method, asked, _, _ in gateway.asked] == [("GET", path)]
+
+
+def test_what_no_gateway_knows_is_not_asked_for(gateway: FakeGateway) -> None:
+    assert completed("tollgate", "up", "--model", "") == []
+    assert completed("tollgate", "users", "create", "--email", "") == []
+    assert gateway.asked == []
+
+
+def test_without_an_answer_nothing_is_offered_and_nothing_said(
+    gateway: FakeGateway, tmp_path: Path
+) -> None:
+    assert completed("tollgate", "usage", "--model", "") == [], "404"
+    gateway.on("GET", "/v1/admin/models", b"no json")
+    assert completed("tollgate", "usage", "--model", "") == []
+    gateway.on("GET", "/v1/admin/models", {"data": "none"})
+    assert completed("tollgate", "usage", "--model", "") == []
+    assert completed("tollgate", "usage", "--url", "ftp://x", "--model", "") == []
+    (tmp_path / "tollgate.toml").write_text("unknown = 1")
+    assert completed("tollgate", "usage", "--model", "") == []
+    assert completed("tollgate", "mcp", "diff", "") == []
+
+
+def test_servers_and_periods_need_no_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server = 'command = "/bin/true"\n'
+    (tmp_path / "tollgate.toml").write_text(
+        f'[[mcp.servers]]\nname = "files"\n{server}[[mcp.servers]]\nname = "web"\n{server}'
+    )
+    assert completed("tollgate", "mcp", "diff", "f") == ["files"]
+    assert completed("tollgate", "usage", "y") == ["yesterday"]
+    assert completed("tollgate", "costs", "last", "m") == ["month"]
+    for first, seconds in PERIOD_UNITS.items():
+        for second in seconds:
+            read_span(f"{first} {second}", datetime.now(UTC))
 
 
 def test_help_loads_nothing_heavy() -> None:
