@@ -1,5 +1,5 @@
-"""The socket in the home on which `tollgate up` takes requests of commands: one line of JSON each
-way. Only its own user reaches it."""
+"""The socket in the home on which `tollgate up` takes requests of commands: a line of JSON. Back
+come lines of what it does meanwhile, and the answer. Only its own user reaches it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ class ReloadRequest(msgspec.Struct, frozen=True, kw_only=True, tag="reload"):
     """Replace the workers in any case: for another version of the program, or a new secret."""
 
 
-class ReloadAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """A line for people of what is done meanwhile."""
+
+    line: str
+
+
+class ReloadAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """The outcome of a reload."""
 
     is_refused: bool = False
@@ -45,7 +51,9 @@ class NoSupervisor(Exception):
     """An error of a command that needs a running `tollgate up`."""
 
 
-Answer = Callable[[ReloadRequest], Awaitable[ReloadAnswer]]
+Tell = Callable[[str], None]
+"""Shows a person a line."""
+Answer = Callable[[ReloadRequest, Tell], Awaitable[ReloadAnswer]]
 
 
 @asynccontextmanager
@@ -57,9 +65,14 @@ async def control_socket(home: Home, answer: Answer) -> AsyncIterator[None]:
     path.unlink(missing_ok=True)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def tell(line: str) -> None:
+            if not writer.is_closing():  # whoever asked may be gone: what was begun goes on
+                writer.write(msgspec.json.encode(Progress(line)) + b"\n")
+
         with suppress(ConnectionError):
             try:
-                writer.write(msgspec.json.encode(await _answered(reader, answer)) + b"\n")
+                found = await _answered(reader, answer, tell)
+                writer.write(msgspec.json.encode(found) + b"\n")
                 await writer.drain()
             finally:
                 writer.close()
@@ -76,7 +89,7 @@ async def control_socket(home: Home, answer: Answer) -> AsyncIterator[None]:
         path.unlink(missing_ok=True)
 
 
-async def _answered(reader: asyncio.StreamReader, answer: Answer) -> ReloadAnswer:
+async def _answered(reader: asyncio.StreamReader, answer: Answer, tell: Tell) -> ReloadAnswer:
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             line = await reader.readuntil(b"\n")
@@ -85,11 +98,12 @@ async def _answered(reader: asyncio.StreamReader, answer: Answer) -> ReloadAnswe
         return ReloadAnswer(is_refused=True, message="no request came")
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, msgspec.MsgspecError) as error:
         return ReloadAnswer(is_refused=True, message=f"not a request: {error}")
-    return await answer(request)
+    return await answer(request, tell)
 
 
-async def ask(home: Home, request: ReloadRequest) -> ReloadAnswer:
-    """Ask the `tollgate up` of a home. Raises: NoSupervisor."""
+async def ask(home: Home, request: ReloadRequest, tell: Tell) -> ReloadAnswer:
+    """Ask the `tollgate up` of a home; `tell` is given the lines that come meanwhile. Raises:
+    NoSupervisor."""
     path: Path = home.control_socket
     nobody = f"no `tollgate up` runs for {home.root}"
     try:
@@ -98,7 +112,12 @@ async def ask(home: Home, request: ReloadRequest) -> ReloadAnswer:
         raise NoSupervisor(f"{nobody} ({error.strerror or type(error).__name__})") from None
     try:
         writer.write(msgspec.json.encode(request) + b"\n")
-        return msgspec.json.decode(await reader.readuntil(b"\n"), type=ReloadAnswer)
+        while True:
+            line = await reader.readuntil(b"\n")
+            said = msgspec.json.decode(line, type=Progress | ReloadAnswer)
+            if isinstance(said, ReloadAnswer):
+                return said
+            tell(said.line)
     except (OSError, asyncio.IncompleteReadError) as error:
         raise NoSupervisor(f"{home.root}: `tollgate up` gave no answer: it has ended") from error
     finally:

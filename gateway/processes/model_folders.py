@@ -32,8 +32,12 @@ def check_models(settings: Settings, *, weights: bool) -> None:
         _check_files(model, weights=weights)
         for adapter in model.adapters:
             _check_adapter(adapter, weights=weights)
-        for replica in model.replicas:
-            read_api_key(replica, settings.secret_key_file)
+        for position, replica in enumerate(model.replicas):
+            where = f"model {model.name}: " + (f"replica[{position}]." if position else "")
+            try:
+                read_api_key(replica, settings.secret_key_file)
+            except SettingsError as error:
+                raise type(error)(f"{where}{error}") from None
     if (store := settings.file_store) is not None:
         _check_extra("s3", "obstore", "file_store")
         read_secret(store.access_key_env, "file_store.access_key_env")

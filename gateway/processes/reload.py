@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sized
 
 import msgspec
 
 from billing.errors import BillingError
 from engine.errors import ConfigError
-from gateway.processes.control_socket import ReloadAnswer, ReloadRequest
+from gateway.processes.control_socket import ReloadAnswer, ReloadRequest, Tell
 from gateway.processes.engine_set import EngineSet
 from gateway.processes.restarter import StartError
 from gateway.processes.worker_set import SettingsRefused, WorkerSet
 from gateway.settings.changes import SettingChange, changes_between, needs_new_workers
 from gateway.settings.file import SettingsError, one_line
-from gateway.settings.load import Settings
+from gateway.settings.load import SecretMissing, Settings
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +57,17 @@ class Reload:
         self._engines, self._workers, self._say = engines, workers, say
         self._turn = asyncio.Lock()
 
-    async def answer(self, request: ReloadRequest) -> ReloadAnswer:
-        """Reload, and say what came of it. Raises nothing that settings can be the reason of."""
+    async def answer(self, request: ReloadRequest, tell: Tell = lambda line: None) -> ReloadAnswer:
+        """Reload, and say what came of it; `tell` shows whoever asked what takes its time. Raises
+        nothing that settings can be the reason of."""
+
+        def say(line: str) -> None:
+            self._say(line)
+            tell(line)
+
         async with self._turn:
             try:
-                found = await self._reload(request)
+                found = await self._reload(request, say)
             except (SettingsError, SettingsRefused, StartError, ConfigError, OSError) as error:
                 found = refused(error)
             except Exception as error:
@@ -73,7 +80,7 @@ class Reload:
             self._say(line)
         return found
 
-    async def _reload(self, request: ReloadRequest) -> ReloadAnswer:
+    async def _reload(self, request: ReloadRequest, say: Tell) -> ReloadAnswer:
         read = await self._complete(await asyncio.to_thread(self._read))
         wanted = msgspec.structs.replace(read, models=self._engines.place(read.models))
         changes = changes_between(self._as_read, wanted)
@@ -85,10 +92,10 @@ class Reload:
         if request.is_dry_run:
             added = await self._take_up_plans_and_prices(fresh, lines, keeps=False)
             return ReloadAnswer(changes=lines, message=would(changes, added))
-        await self._start_engines(fresh)
+        await self._start_engines(fresh, say)
         try:
             added = await self._take_up_plans_and_prices(fresh, lines)
-            await self._have_workers_take_up(fresh, request, lines)
+            await self._have_workers_take_up(fresh, request, lines, say)
         except BaseException:
             self._retire_engines(self.settings)
             raise
@@ -98,14 +105,16 @@ class Reload:
         self.settings, self._as_read = fresh, wanted
         return ReloadAnswer(changes=lines, message=done(changes, added, gone, replaced=replaced))
 
-    async def _start_engines(self, fresh: Settings) -> None:
+    async def _start_engines(self, fresh: Settings, say: Tell) -> None:
         """Raises: StartError, with the reason that an engine gives, and nothing is left of any."""
         started = await self._engines.begin(fresh)
         try:
             if started:
                 names = ", ".join(each.model.name for each in started)
-                self._say(f"Starting the engines of {names} beside the others.")
-            await self._engines.until_ready(started)
+                say(f"Starting the {of_engines(started)} of {names} beside what serves.")
+                began = time.monotonic()
+                await self._engines.until_ready(started)
+                say(f"Ready: {names}, after {time.monotonic() - began:.1f} s.")
         except BaseException:
             await self._engines.drop(started)
             raise
@@ -134,12 +143,12 @@ class Reload:
         )
 
     async def _have_workers_take_up(
-        self, fresh: Settings, request: ReloadRequest, lines: list[str]
+        self, fresh: Settings, request: ReloadRequest, lines: list[str], say: Tell
     ) -> None:
         """Raises: SettingsRefused; the old settings are in force then, also of plans."""
         try:
             if self._is_for_new_workers(fresh, request):
-                await self._workers.replace(fresh)
+                await self._workers.replace(fresh, say)
             else:
                 await self._workers.take_up(fresh)
         except SettingsRefused:
@@ -161,9 +170,9 @@ class Reload:
 
 def refuse_what_binds(changes: tuple[SettingChange, ...]) -> None:
     """Raises: SettingsError, for what a reload cannot change."""
-    bound = [each.path for each in changes if each.effect == "restart"]
+    bound = [str(each)[2:] for each in changes if each.effect == "restart"]
     if bound:
-        raise SettingsError(f"{', '.join(bound)}: only a restart of `tollgate up` changes it")
+        raise SettingsError(f"only a restart of `tollgate up` changes {'; '.join(bound)}")
 
 
 def is_about_stores(error: Exception) -> bool:
@@ -177,6 +186,11 @@ def is_about_stores(error: Exception) -> bool:
 
 def refused(error: Exception) -> ReloadAnswer:
     reason = one_line(str(getattr(error, "orig", None) or error) or type(error).__name__)
+    if isinstance(error, SecretMissing):
+        reason += (
+            ". `tollgate up` has the variables that it was started with; an api_key_file is read "
+            "at each reload"
+        )
     return ReloadAnswer(
         is_refused=True, message=f"Refused, the old settings stay in force: {reason}"
     )
@@ -187,8 +201,9 @@ def would(changes: tuple[SettingChange, ...], num_prices: int) -> str:
         return "Nothing would change."
     kinds = {each.effect for each in changes}
     how = "by new workers" if "workers" in kinds else "at once"
-    prices = f", and {num_prices} new prices" if num_prices else ""
-    return f"{len(changes)} settings would change {how}{prices}."
+    prices = f", and {num_prices} new {'price' if num_prices == 1 else 'prices'}"
+    what = count(changes, "setting", "settings")
+    return f"{what} would change {how}{prices if num_prices else ''}."
 
 
 def done(
@@ -196,12 +211,23 @@ def done(
 ) -> str:
     parts = []
     if changes:
-        parts.append(f"{len(changes)} settings have changed.")
+        parts.append(f"{count(changes, 'setting has', 'settings have')} changed.")
     if num_prices:
-        parts.append(f"{num_prices} prices are new.")
+        parts.append(f"{num_prices} new {'price' if num_prices == 1 else 'prices'}.")
     if gone:
-        parts.append(f"The old engines of {', '.join(gone)} end when they are done.")
+        end = (
+            "engine of {} ends when it is" if len(gone) == 1 else "engines of {} end when they are"
+        )
+        parts.append(f"The old {end.format(', '.join(gone))} done.")
     if not parts:
         parts.append("No setting has changed.")
     parts.append(ALL_NEW if replaced else "All workers have these settings.")
     return " ".join(parts)
+
+
+def count(things: Sized, one: str, several: str) -> str:
+    return f"{len(things)} {one if len(things) == 1 else several}"
+
+
+def of_engines(started: Sized) -> str:
+    return "engine" if len(started) == 1 else "engines"

@@ -135,13 +135,14 @@ class WorkerSet:
                 log.error("a worker does not go back to the settings before: %s", second)
             raise SettingsRefused(problem)
 
-    async def replace(self, settings: Settings) -> None:
+    async def replace(self, settings: Settings, say: Callable[[str], None]) -> None:
         """Replace all workers one by one by those that have these settings; as many as they say are
-        left. Raises: SettingsRefused; the old ones are in force then."""
+        left. `say`: shows a person what takes its time. Raises: SettingsRefused; the old ones are
+        in force then."""
         before = self._settings
         self._save(settings)
         try:
-            await self._replace_all(before.drain_timeout_s)
+            await self._replace_all(before.drain_timeout_s, say)
             await self._resize(settings.workers)
         except (StartError, OSError) as error:
             self._save(before)
@@ -155,8 +156,9 @@ class WorkerSet:
             timeout_s = self._settings.drain_timeout_s + WORKER_SHUTDOWN_S
             await asyncio.gather(*(worker.stop(timeout_s) for worker in self.restarters))
 
-    async def _replace_all(self, drain_timeout_s: float) -> None:
-        for worker in self.restarters:
+    async def _replace_all(self, drain_timeout_s: float, say: Callable[[str], None]) -> None:
+        for position, worker in enumerate(self.restarters, start=1):
+            say(f"Replacing worker {position} of {len(self.restarters)}.")
             await worker.replace(drain_timeout_s + WORKER_SHUTDOWN_S)
 
     @property

@@ -73,13 +73,16 @@ HIDDEN = frozenset({"environment", "args", "database_url", "redis_url", "sealed_
 """Their values may be secrets."""
 PRIVATE_PART = re.compile(r"(?<=://)[^/\s?#@]*@|\?[^\s#]*")
 """The user and password of a URL, and its query."""
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+"""A key of TOML that needs no quotes."""
 ASSIGNED = frozenset({"engine", "shared_fraction"})
 """Fields that nobody writes of a model whose engine is started here."""
 ABSENT = object()
 
 
 class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One change. `before` and `after` are JSON as it may be shown; None: there is nothing."""
+    """One change. `before` and `after` are as in the file, and may be shown; None: there is
+    nothing."""
 
     path: str
     effect: Effect
@@ -133,14 +136,27 @@ def _written(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         given = ASSIGNED if isinstance(value, ModelConfig) and value.starts_engine else ()
         found = ((field, getattr(value, field.name)) for field in msgspec.structs.fields(value))
-        return {
+        table = {
             field.name: _written(it)
             for field, it in found
             if it != _default_of(field) and field.name not in given
         }
+        return _as_in_file(table) if isinstance(value, ModelConfig) else table
     if isinstance(value, list | tuple):
         return [_written(each) for each in value]
     return msgspec.to_builtins(value, enc_hook=str)
+
+
+def _as_in_file(model: dict[str, Any]) -> dict[str, Any]:
+    """Return a model as people write it: one upstream is told by keys of the model, several by
+    tables `replica`, and the name at the upstream only where it is another."""
+    replicas: list[dict[str, Any]] = model.pop("replicas", [])
+    for each in replicas:
+        if each["upstream_model"] == model["name"]:
+            del each["upstream_model"]
+    if len(replicas) == 1:
+        return model | replicas[0]
+    return model | {"replica": replicas} if replicas else model
 
 
 def _default_of(field: FieldInfo) -> Any:
@@ -162,13 +178,22 @@ def _differences(
                 # A table whose keys all stand at their defaults is there all the same.
                 before, after = ({} if each is ABSENT else each for each in (before, after))
             yield from _differences(f"{path}.{key}", before, after)
+    elif are_tables(old) and are_tables(new) and len(old) == len(new):
+        for position, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from _differences(f"{path}[{position}]", before, after)
     else:
         hidden = path.split(".")[-1] in HIDDEN
         yield path, _hidden(old) if hidden else old, _hidden(new) if hidden else new
 
 
 def _by_name(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {each["name"]: each for each in entries}
+    return {
+        each["name"]: {key: it for key, it in each.items() if key != "name"} for each in entries
+    }
+
+
+def are_tables(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
 def _hidden(value: Any) -> Any:
@@ -178,8 +203,7 @@ def _hidden(value: Any) -> Any:
 def _shown(value: Any) -> str | None:
     if value is ABSENT:
         return None
-    shown = msgspec.json.encode(public(value)).decode()
-    return one_line(PRIVATE_PART.sub("", shown))
+    return one_line(PRIVATE_PART.sub("", _in_toml(public(value))))
 
 
 def public(value: Any) -> Any:
@@ -189,3 +213,20 @@ def public(value: Any) -> Any:
     if isinstance(value, list):
         return [public(inner) for inner in value]
     return value
+
+
+def _in_toml(value: Any) -> str:
+    """Return a value as it stands in the file, on one line. What JSON writes of a string, TOML
+    reads."""
+    if isinstance(value, dict):
+        inside = ", ".join(f"{_key(key)} = {_in_toml(it)}" for key, it in value.items())
+        return f"{{{inside}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_in_toml, value))}]"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return msgspec.json.encode(value).decode()
+
+
+def _key(name: str) -> str:
+    return name if BARE_KEY.fullmatch(name) else msgspec.json.encode(name).decode()

@@ -195,12 +195,16 @@ def restore(path: Path) -> SavedSettings:
     return msgspec.json.decode(path.read_bytes(), type=SavedSettings, dec_hook=decode_path)
 
 
+class SecretMissing(SettingsError):
+    """An error of settings that name a variable which this process was not given."""
+
+
 def read_secret(variable: str, field: str = "api_key_env") -> str:
     """The value of the environment variable an operator named in `field`. Raises: SettingsError if
     unset."""
     value = os.environ.get(variable, "")
     if not value:
-        raise SettingsError(f"{field}: the environment variable {variable} is not set")
+        raise SecretMissing(f"{field}: the environment variable {variable} is not set")
     return value
 
 

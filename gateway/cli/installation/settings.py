@@ -20,6 +20,7 @@ from gateway.settings.load import load, load_report
 EXIT_FAILS = 1
 REFUSED = 1
 NOBODY = 2
+CHANGE_COLORS = {"+": "green", "-": "red", "~": "yellow"}
 MARKS = {"ok": "ok", "warning": "look", "fails": "FAILS"}
 SETTING_COLUMNS = (
     Column("KEY", "key"),
@@ -143,15 +144,16 @@ def reload(dry_run: bool, workers: bool, as_json: bool, **flags: Flags) -> None:
         refuse(f"Refused, the old settings stay in force: {error}", status=REFUSED)
     request = ReloadRequest(is_dry_run=dry_run, replaces_workers=workers)
     try:
-        answer = asyncio.run(ask(home, request))
+        answer = asyncio.run(ask(home, request, lambda line: click.echo(line, err=True)))
     except NoSupervisor as error:
         refuse(error, status=NOBODY)
     if as_json:
         click.echo(msgspec.json.encode(answer).decode())
     else:
         for line in answer.changes:
-            click.echo(line)
-        click.echo(answer.message, err=answer.is_refused)
+            click.secho(printable(line), fg=CHANGE_COLORS.get(line[:1]))
+        message = printable(answer.message)
+        click.secho(message, err=answer.is_refused, fg="red" if answer.is_refused else None)
     if answer.is_refused:
         raise Exit(REFUSED)
 

@@ -15,6 +15,7 @@ from gateway.processes.control_socket import (
     NoSupervisor,
     ReloadAnswer,
     ReloadRequest,
+    Tell,
     ask,
     control_socket,
 )
@@ -23,7 +24,9 @@ from tests.scratch import make_scratch
 DRY = ReloadRequest(is_dry_run=True)
 
 
-async def echo(request: ReloadRequest) -> ReloadAnswer:
+async def echo(request: ReloadRequest, tell: Tell) -> ReloadAnswer:
+    tell("first")
+    tell("then")
     return ReloadAnswer(changes=["~ a"] * 10_000, message=str(request.is_dry_run))
 
 
@@ -38,11 +41,13 @@ async def test_a_command_gets_an_answer(home: Home) -> None:
     async with control_socket(home, echo):
         path: Path = home.control_socket
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        found = await ask(home, DRY)
+        told: list[str] = []
+        found = await ask(home, DRY, told.append)
+        assert told == ["first", "then"]
         assert found.message == "True" and len(found.changes) == 10_000
     assert not path.exists()
     with pytest.raises(NoSupervisor, match="no `tollgate up` runs"):
-        await ask(home, DRY)
+        await ask(home, DRY, print)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +60,7 @@ async def test_what_is_no_request_is_said_so(home: Home, sent: bytes) -> None:
         found = msgspec.json.decode(await reader.readline(), type=ReloadAnswer)
         assert found.is_refused and found.message.startswith("not a request: ")
         writer.close()
-        assert (await ask(home, DRY)).message == "True"
+        assert (await ask(home, DRY, print)).message == "True"
 
 
 async def test_who_says_nothing_is_not_waited_for(
@@ -76,5 +81,5 @@ async def test_a_supervisor_that_ends_amid_an_answer_is_said_so(home: Home) -> N
     home.control_socket.parent.mkdir(exist_ok=True)
     server = await asyncio.start_unix_server(leave, home.control_socket)
     with pytest.raises(NoSupervisor, match="gave no answer"):
-        await ask(home, DRY)
+        await ask(home, DRY, print)
     server.close()

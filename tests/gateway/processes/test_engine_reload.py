@@ -72,7 +72,8 @@ def test_a_stream_ends_at_the_engine_that_it_began_at(up: Up) -> None:
         assert done.returncode == 0, done.stderr
         changed, said = done.stdout.splitlines()
         assert changed == "+ models.penny.engine_options.max_num_seqs = 5"
-        assert "The old engines of penny end when they are done." in said
+        assert "The old engine of penny ends when it is done." in said
+        assert done.stderr.startswith("Starting the engine of penny beside what serves.\nReady: ")
         (new,) = set(up.pids("engine").values()) - {old}
         fresh = begin(client, up)
         assert "data: [DONE]" in "\n".join(fresh.iter_lines()), "the new one serves"

@@ -440,21 +440,26 @@ def test_a_reload_is_in_force_in_all_workers_or_in_none(running: Up) -> None:
         up.config.write_text(UPSTREAM_ONLY + UPSTREAM_ONLY.replace("far", "near"))
         tried = command(up, "reload", "--dry-run")
         assert (tried.returncode, tried.stderr) == (0, "")
-        assert "+ models.near = " in tried.stdout and "1 settings would change" in tried.stdout
+        assert (
+            "+ models.near = " in tried.stdout and "1 setting would change at once." in tried.stdout
+        )
         assert models(up) == ["far"]
         (change,) = json.loads(command(up, "reload", "--dry-run", "--json").stdout)["changes"]
         assert change in tried.stdout
 
         done = command(up, "reload")
         assert done.returncode == 0, done.stderr
-        assert done.stdout.endswith("1 settings have changed. All workers have these settings.\n")
+        assert done.stdout.endswith("1 setting has changed. All workers have these settings.\n")
         for _ in range(20):  # whichever worker answers
             assert models(up) == ["far", "near"]
         assert up.pids("worker") == before, "nobody was replaced"
 
         for text, reason in (
             ("nonsense = 1\n" + UPSTREAM_ONLY, "nonsense"),
-            ('host = "127.0.0.2"\n' + UPSTREAM_ONLY, "host: only a restart"),
+            (
+                'host = "127.0.0.2"\n' + UPSTREAM_ONLY,
+                "only a restart of `tollgate up` changes host: ",
+            ),
             (UPSTREAM_ONLY + 'api_key_env = "NO_SUCH_KEY"\n', "NO_SUCH_KEY"),
         ):
             up.config.write_text(text)

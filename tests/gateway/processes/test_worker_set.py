@@ -57,6 +57,7 @@ class Workers:
     def __init__(self, home: Home, settings: Settings) -> None:
         self.home, self.settings = home, settings
         self.left: list[Child] = []
+        self.said: list[str] = []
         self.set = WorkerSet(home, 0, self.left.append)
 
     def with_lines(self, number: int) -> Settings:
@@ -114,10 +115,11 @@ async def test_one_that_refuses_takes_all_back(workers: Workers, slot: int) -> N
 async def test_replaced_workers_have_the_new_settings(workers: Workers) -> None:
     before = workers.pids
     fresh = msgspec.structs.replace(workers.with_lines(7), workers=3)
-    await workers.set.replace(fresh)
+    await workers.set.replace(fresh, workers.said.append)
     assert len(workers.pids) == 3 and not workers.pids & before
     assert workers.numbers == {2} and len(workers.left) == 2
-    await workers.set.replace(workers.settings)
+    assert workers.said == ["Replacing worker 1 of 2.", "Replacing worker 2 of 2."]
+    await workers.set.replace(workers.settings, workers.said.append)
     assert len(workers.pids) == 2 and workers.numbers == {3}
 
 
@@ -125,7 +127,7 @@ async def test_a_new_worker_that_does_not_start_takes_all_back(workers: Workers)
     """The first is replaced by then: it goes back to the settings before by itself."""
     (workers.home.root / "dies-1").touch()
     with pytest.raises(SettingsRefused, match="worker-1 left with status 3"):
-        await workers.set.replace(workers.with_lines(7))
+        await workers.set.replace(workers.with_lines(7), workers.said.append)
     assert workers.saved == workers.settings and len(workers.pids) == 2
     assert workers.numbers == {3}
 

@@ -18,6 +18,15 @@ from gateway.settings.live import LiveSettings, live_part, with_live_part
 from gateway.settings.load import Settings, load
 
 FAR = '[[model]]\nname = "far"\nupstream = "http://127.0.0.1:1/v1"\n'
+TWO = """[[model]]
+name = "far"
+[[model.replica]]
+upstream = "http://127.0.0.1:1/v1"
+[[model.replica]]
+upstream = "http://127.0.0.1:2/v1"
+weight = 2
+"""
+LISTED = '[[mcp.servers]]\nname = "docs"\nurl = "https://h.example/mcp"\ntaints = true\n'
 DIVIDED = {"compat": CompatConfig, "mcp": WrittenMcp}
 """Tables whose keys have effects of their own."""
 
@@ -70,12 +79,30 @@ def test_what_a_process_fixes_stays_as_it_was(tmp_path: Path) -> None:
         (
             FAR,
             FAR.replace("far", "near") + FAR,
+            [('+ models.near = {upstream = "http://127.0.0.1:1/v1"}', "live")],
+        ),
+        (
+            FAR,
+            FAR.replace(":1/", ":2/") + 'upstream_model = "x"\n',
             [
                 (
-                    '+ models.near = {"name":"near","replicas":'
-                    '[{"upstream":"http://127.0.0.1:1/v1","upstream_model":"near"}]}',
+                    '~ models.far.upstream: "http://127.0.0.1:1/v1" -> "http://127.0.0.1:2/v1"',
                     "live",
-                )
+                ),
+                ('+ models.far.upstream_model = "x"', "live"),
+            ],
+        ),
+        (
+            TWO,
+            TWO.replace("weight = 2", "weight = 3"),
+            [("~ models.far.replica[1].weight: 2 -> 3", "live")],
+        ),
+        (
+            FAR,
+            FAR + "[deadlines]\nbatch = 900\n" + LISTED,
+            [
+                ("+ deadlines.batch = 900", "live"),
+                ('+ mcp.servers.docs = {url = "https://h.example/mcp", taints = true}', "live"),
             ],
         ),
     ],
