@@ -1,7 +1,4 @@
-"""Lists and calls the tools of all MCP servers behind the gateway, with the official MCP client.
-
-Its key has the scope mcp:call: `tollgate keys create --name tools --scope mcp:call`.
-"""
+"""Lists and calls the tools of all MCP servers behind the gateway, with the official MCP client."""
 
 import asyncio
 import os
@@ -13,7 +10,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 async def main() -> None:
     url = os.environ["ANTHROPIC_BASE_URL"] + "/mcp"
-    headers = {"Authorization": f"Bearer {os.environ['MCP_KEY']}"}
+    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
     async with (
         httpx2.AsyncClient(headers=headers) as http,
         Client(streamable_http_client(url, http_client=http)) as client,
