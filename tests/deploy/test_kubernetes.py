@@ -227,7 +227,7 @@ def test_configuration_and_secret_are_the_ones_that_are_there() -> None:
     wanted = [each for workload in WORKLOADS for each in values(workload, "secretKeyRef")]
     assert {each["name"] for each in wanted} == {"tollgate"}
     files = {each["secretName"] for each in values(list(MANIFESTS.values()), "secret")}
-    assert files == {"tollgate"}
+    assert files == {"tollgate", "tollgate-upstream-keys"}
 
 
 def test_the_image_is_one_of_the_kustomization() -> None:
