@@ -50,6 +50,9 @@ def main(venv: Path, *options: str) -> int:
     except LookupError as error:
         print(error.args[0], file=sys.stderr)
         return REFUSED
+    except KeyboardInterrupt:
+        print("Stopped; the same command goes on.", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -176,13 +179,14 @@ class Stage:
         if sys.stdout.isatty():
             self._ticking.start()
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         seconds = time.monotonic() - self._started
         if self._ticking.ident is not None:
             self._ended.set()
             self._ticking.join()
             print(f"\r{self._said} ... ", end="")
-        print(f"{seconds:.1f} s" if kind is None else "failed", flush=True)
+        ends = {None: f"{seconds:.1f} s", KeyboardInterrupt: "stopped"}
+        print(ends.get(kind, "failed"), flush=True)
 
     def _tick(self) -> None:
         while not self._ended.wait(1.0):

@@ -126,6 +126,19 @@ def test_who_has_to_choose_gets_a_status_of_its_own(
     assert capsys.readouterr().err == "choose\n"
 
 
+def test_ctrl_c_ends_a_stage_without_a_traceback(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(install, "run", interrupt)
+    assert install.main(Path("venv")) == 130
+    said = capsys.readouterr()
+    assert said.out == "1/4 Python environment with uv, 17 MB ... stopped\n"
+    assert said.err == "Stopped; the same command goes on.\n"
+
+
 def test_a_file_with_another_hash_is_refused(
     install: ModuleType, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
