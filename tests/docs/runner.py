@@ -15,20 +15,25 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from bench.tools.ports import free_port
 from gateway.settings.file import SettingsFile, decode_path
 from tests.stack import BIN, ROOT
 
 DOCUMENTED = "127.0.0.1:8000"
 """Address of the gateway in the docs, in place of which the blocks use that of the test's."""
+OTHER_PORT = "9000"
+"""Port of a server that a page starts beside it; the blocks use one that is free."""
 RUN = ("bash", "python")
 SHOWN = ("text", "json", "toml", "ini", "nginx", "yaml", "jinja")
 REASONS = {
@@ -107,11 +112,11 @@ def check_settings(block: Block) -> None:
 
 def script_of(blocks: list[Block], folder: Path, address: str) -> str:
     """One shell script of all blocks that are run. Writes the files of python blocks."""
-    parts = [PRELUDE]
+    parts, port = [PRELUDE], str(free_port())
     for block in blocks:
         if not block.is_run:
             continue
-        text = block.text.replace(DOCUMENTED, address)
+        text = block.text.replace(DOCUMENTED, address).replace(OTHER_PORT, port)
         parts.append(f"echo '@@ line {block.line}'")
         if name := block.options.get("file"):
             parts.append(f"cat > {shlex.quote(name)} <<'END_OF_BLOCK'\n{text}\nEND_OF_BLOCK")
@@ -137,7 +142,7 @@ def run_page(page: Path, folder: Path, address: str, env: Mapping[str, str] | No
         programs.symlink_to(BIN)
     script = folder / ".page.sh"
     script.write_text(script_of(blocks, folder, address))
-    done = subprocess.run(
+    process = subprocess.Popen(
         ["bash", str(script)],
         cwd=folder,
         env={
@@ -151,10 +156,14 @@ def run_page(page: Path, folder: Path, address: str, env: Mapping[str, str] | No
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=TIMEOUT_S,
+        start_new_session=True,
     )
-    said = done.stdout
-    if done.returncode != 0:
+    try:
+        said, _ = process.communicate(timeout=TIMEOUT_S)
+    finally:  # what the page left running, too
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode != 0:
         at = said.rpartition("@@ line ")[2].partition("\n")[0]
         raise AssertionError(f"{shown(page)}:{at} failed\n{said[-4000:]}")
     return said

@@ -1,4 +1,4 @@
-"""The pages of the docs run as they stand there, each command block of them."""
+"""The tutorial runs as it stands there; its first page runs by day, too (tests/journeys)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.budget import NIGHT
 from tests.docs.runner import RUN, blocks_of, run_page
 from tests.stack import ROOT, Stack, running
 
@@ -17,10 +18,11 @@ MAX_SKIPPED = 2
 @pytest.fixture(scope="module")
 def product() -> Iterator[Stack]:
     """A product in a folder as the docs have it: settings and `.tollgate` side by side."""
-    with running(".tollgate", config="") as started:
+    with running(".tollgate", config="port = PORT\n") as started:
         yield started
 
 
+@NIGHT
 def test_the_tutorial_runs_from_its_first_page_to_its_last(product: Stack) -> None:
     for page in TUTORIAL:
         run_page(page, product.home.parent, f"127.0.0.1:{product.port}")

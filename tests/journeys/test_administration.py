@@ -43,6 +43,16 @@ def test_the_documented_calls_work_as_they_stand_there(stack: Stack, tmp_path: P
         assert kind in said
 
 
+def test_the_first_page_of_the_tutorial_works_as_it_stands_there(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """All of it runs at night, in tests/docs."""
+    (tmp_path / ".tollgate").symlink_to(stack.home)
+    page = ROOT / "docs" / "tutorial" / "1-first-answer.md"
+    said = run_page(page, tmp_path, f"127.0.0.1:{stack.port}")
+    assert '"completion_tokens":' in said and "age=" in said
+
+
 def ports_of(stack: Stack) -> list[int]:
     """How many connections of clients each worker holds."""
     return [
