@@ -19,6 +19,13 @@ ASSETS = {
     "passkeys.js": "text/javascript",
 }
 """The media type of each; the response adds the charset."""
+REFERENCE_ASSETS = {
+    "reference.css": ("reference.css", "text/css"),
+    "reference.js": ("reference.js", "text/javascript"),
+    "swagger-ui.css": ("swagger/swagger-ui.css", "text/css"),
+    "swagger-ui-bundle.js": ("swagger/swagger-ui-bundle.js", "text/javascript"),
+}
+"""The files of the API reference: where they are, and their media type."""
 
 
 @cache
@@ -35,17 +42,17 @@ def templates() -> Environment:
     )
 
 
-def policy_of(*destinations: str) -> str:
+def policy_of(*destinations: str, images: str = "'self'", styles: str = "'self'") -> str:
     """Return the Content-Security-Policy. `destinations`: origins to which a form's answer may
     lead, for some browsers apply `form-action` to redirects too."""
     leads_to = " ".join(["'self'", *map(to_source, destinations)])
     return "; ".join(
         (
             "default-src 'none'",
-            "style-src 'self'",
+            f"style-src {styles}",
             "script-src 'self'",
             "connect-src 'self'",
-            "img-src 'self'",
+            f"img-src {images}",
             f"form-action {leads_to}",
             "frame-ancestors 'none'",
             "base-uri 'none'",
@@ -71,6 +78,11 @@ def guarded(*destinations: str) -> dict[str, str]:
     }
 
 
+def guard_reference() -> dict[str, str]:
+    """Return the headers of the API reference. Its icons are part of its style sheet."""
+    return {**guarded(), "content-security-policy": policy_of(images="'self' data:")}
+
+
 def render(template: str, **values: Any) -> bytes:
     text: str = templates().get_template(f"{template}.html.jinja").render(**values)
     return text.encode()
@@ -80,4 +92,8 @@ def read_asset(name: str) -> tuple[bytes, str] | None:
     """Return a file of the pages and its media type; None if there is no such file."""
     if name not in ASSETS:
         return None
-    return (FOLDER / "static" / name).read_bytes(), ASSETS[name]
+    return read_file(name), ASSETS[name]
+
+
+def read_file(place: str) -> bytes:
+    return (FOLDER / "static" / place).read_bytes()

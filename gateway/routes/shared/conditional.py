@@ -25,9 +25,11 @@ behind the thing, at both ends: `answer(request, to_wire(row), unseen=(row.versi
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -39,6 +41,9 @@ from gateway.routes.shared.media_types import JSON
 IF_MATCH = "If-Match"
 ENTITY_TAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"')
 MAX_HEADER_LENGTH = 4096
+ENCODINGS = "accept-encoding"
+GZIP = "gzip"
+NO_WEIGHT = re.compile(r"q=0(?:\.0*)?")
 TAG_LENGTH = 32
 """Hex digits: 128 bits."""
 
@@ -103,10 +108,16 @@ def answer(
 ) -> Response[bytes]:
     """Answer with `thing` as JSON and its ETag; 304 without it, to a GET that knows it already."""
     tag = tag_of(thing, *unseen)
-    known = request.headers.get("if-none-match", "") if request.method == "GET" else ""
-    if known == "*" or tag in ENTITY_TAG.findall(known.replace("W/", "")[:MAX_HEADER_LENGTH]):
+    if is_known(request, tag):
         return Response(b"", status_code=304, headers={"etag": tag})
     return tagged(thing, tag, status=status, headers=headers)
+
+
+def is_known(request: Request[Any, Any, Any], *tags: str) -> bool:
+    """Whether a GET names one of these tags in If-None-Match, weak or not (RFC 9110, 13.1.2)."""
+    known = request.headers.get("if-none-match", "") if request.method == "GET" else ""
+    named = ENTITY_TAG.findall(known.replace("W/", "")[:MAX_HEADER_LENGTH])
+    return known == "*" or not set(tags).isdisjoint(named)
 
 
 def tagged(
@@ -120,3 +131,55 @@ def tagged(
         media_type=JSON,
         headers={"etag": tag, **(headers or {})},
     )
+
+
+class WrittenContent(msgspec.Struct, frozen=True, gc=False):
+    """Holds content as it is sent, with and without compression."""
+
+    plain: bytes
+    compressed: bytes
+    plain_tag: str
+    compressed_tag: str
+
+
+class KeptContent:
+    """Answers with content that stays as it is while a worker lives: written once, compressed once,
+    and not sent again to a client that has it. `write`: makes it, in a thread, once it is asked
+    for. `cache_control`: what clients and proxies may do with it."""
+
+    def __init__(
+        self, write: Callable[[], bytes], media_type: str, *, cache_control: str = "no-cache"
+    ) -> None:
+        self._write, self._media_type, self._cache_control = write, media_type, cache_control
+        self._written: WrittenContent | None = None
+        self._writing = asyncio.Lock()
+
+    async def answer(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+        """Answer a GET: 304 where the client has it, compressed where it takes that."""
+        async with self._writing:
+            if self._written is None:
+                self._written = await asyncio.to_thread(self._make)
+        kept = self._written
+        headers = {"vary": ENCODINGS, "cache-control": self._cache_control}
+        zips = accepts_gzip(request.headers.get(ENCODINGS, ""))
+        headers["etag"] = kept.compressed_tag if zips else kept.plain_tag
+        if is_known(request, kept.plain_tag, kept.compressed_tag):
+            return Response(b"", status_code=304, headers=headers)
+        headers |= {"content-encoding": GZIP} if zips else {}
+        headers["x-content-type-options"] = "nosniff"
+        content = kept.compressed if zips else kept.plain
+        return Response(content, media_type=self._media_type, headers=headers)
+
+    def _make(self) -> WrittenContent:
+        plain = self._write()
+        compressed = gzip.compress(plain, mtime=0)
+        return WrittenContent(plain, compressed, etag_of(plain), etag_of(compressed))
+
+
+def accepts_gzip(accepted: str) -> bool:
+    """Read an `Accept-Encoding` (RFC 9110, 12.5.3); a weight counts only where it is 0."""
+    for each in accepted.lower().split(","):
+        name, _, weight = each.partition(";")
+        if name.strip() in (GZIP, "*"):
+            return NO_WEIGHT.fullmatch(weight.replace(" ", "")) is None
+    return False

@@ -11,15 +11,17 @@ what only it refuses with.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
+import yaml
 from litestar import Litestar, Request, Router
+from litestar.enums import OpenAPIMediaType, ScopeType
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin, OpenAPIRenderPlugin, YamlRenderPlugin
+from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
 from litestar.openapi.spec import (
     Components,
     OpenAPIHeader,
@@ -29,12 +31,16 @@ from litestar.openapi.spec import (
     Reference,
     Schema,
     SecurityScheme,
+    Tag,
 )
 from litestar.routes import HTTPRoute
+from litestar.serialization import encode_json, get_serializer
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.auth.oauth.rfc8414_metadata import AUTHORIZATION_PATH
 from gateway.mcp.service.service import own_version
 from gateway.routes.shared.access import PUBLIC, SCOPE
+from gateway.routes.shared.conditional import KeptContent
 from gateway.routes.shared.idempotency import PREFIXES
 from gateway.routes.shared.media_types import HTML, JSON
 from gateway.routes.shared.operations import (
@@ -70,10 +76,17 @@ RETRY_AFTER = OpenAPIHeader(
     description="Seconds.", schema=JsonSchema(content={"type": "integer", "minimum": 1})
 )
 TEXT = JsonSchema(content={"type": "string"})
+FIRST_TAGS = (
+    *("Chat", "Responses", "Messages", "Completions", "Embeddings", "Models", "Files"),
+    *("Batches", "Conversations", "Tokens", "MCP", "Own view"),
+)
+"""What users of models look for stands before the administration in a reference."""
 
 
 def add_refusals(app: Litestar) -> None:
-    """Add the refusals to each operation of the document of `app`."""
+    """Add the refusals to each operation of the document of `app`; each stands there once, among
+    the components."""
+    shared: dict[str, OpenAPIResponse | Reference] = {}
     paths = app.openapi_schema.paths or {}
     for route in app.routes:
         if isinstance(route, HTTPRoute) and route.path_format in paths:
@@ -81,10 +94,17 @@ def add_refusals(app: Litestar) -> None:
                 for method in sorted(map(str, handler.http_methods)):
                     operation = getattr(paths[route.path_format], method.lower(), None)
                     if isinstance(operation, Operation):
-                        refuse(operation, handler, method, route.path_format)
+                        refuse(operation, handler, method, route.path_format, shared)
+    app.openapi_schema.components.responses = dict(sorted(shared.items()))
 
 
-def refuse(operation: Operation, handler: HTTPRouteHandler, method: str, path: str) -> None:
+def refuse(
+    operation: Operation,
+    handler: HTTPRouteHandler,
+    method: str,
+    path: str,
+    shared: dict[str, OpenAPIResponse | Reference],
+) -> None:
     responses = operation.responses = dict(operation.responses or {})
     if type(operation) is Operation:
         responses.pop("400", None)  # Litestar's guess, in a shape that nobody here writes
@@ -103,7 +123,12 @@ def refuse(operation: Operation, handler: HTTPRouteHandler, method: str, path: s
     if speaks_both(path):
         those |= {spoken_status(each, MESSAGES) for each in said}
     for status in sorted(those):
-        responses.setdefault(str(status), refusal(status, path))
+        if str(status) not in responses:
+            kind, media_type = body_of_refusal(status, path)
+            name = f"{name_of(kind)}{status}"
+            if name not in shared:
+                shared[name] = refusal(status, kind, media_type)
+            responses[str(status)] = Reference(ref=f"#/components/responses/{name}")
 
 
 def in_order(parameters: list[Parameter], path: str) -> list[Parameter | Reference]:
@@ -153,21 +178,28 @@ def spoken_status(status: int, path: str) -> int:
     return to_status(status, None) if speaks_anthropic(path) else status
 
 
-def refusal(status: int, path: str) -> OpenAPIResponse:
-    kind: Any = ErrorEnvelope
-    media_type = JSON
+def body_of_refusal(status: int, path: str) -> tuple[Any, str]:
+    """Return the type and the media type of its body."""
     if status == REQUEST_HEADER_FIELDS_TOO_LARGE:
-        pass
-    elif speaks_problems(path):
-        kind, media_type = Problem, MEDIA_TYPE
-    elif speaks_anthropic(path):
-        kind = AnthropicError
-    elif speaks_both(path):
-        kind = (ErrorEnvelope, AnthropicError)
-    elif path == AUTHORIZATION_PATH:
-        kind, media_type = str, HTML
-    elif path.startswith(OAUTH):
-        kind = OAuthErrorBody
+        return ErrorEnvelope, JSON
+    if speaks_problems(path):
+        return Problem, MEDIA_TYPE
+    if speaks_anthropic(path):
+        return AnthropicError, JSON
+    if speaks_both(path):
+        return (ErrorEnvelope, AnthropicError), JSON
+    if path == AUTHORIZATION_PATH:
+        return str, HTML
+    return (OAuthErrorBody if path.startswith(OAUTH) else ErrorEnvelope), JSON
+
+
+def name_of(kind: Any) -> str:
+    """Name a refusal among the components by the types of its body; `str` is a page."""
+    names = [each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,))]
+    return "Or".join("Page" if name == "str" else name for name in names)
+
+
+def refusal(status: int, kind: Any, media_type: str) -> OpenAPIResponse:
     return OpenAPIResponse(
         description="Overloaded" if status == OVERLOADED else HTTPStatus(status).phrase,
         content=content(kind, media_type),
@@ -189,18 +221,44 @@ def complete(app: Litestar) -> None:
     add_refusals(app)
 
 
-class KeptDocument(OpenAPIRenderPlugin):
-    """Keeps the document as `plugin` first wrote it: routes do not change while a worker runs."""
+class DocumentLayer:
+    """Answers for the routes of the document, which Litestar would encode for each request.
 
-    def __init__(self, plugin: OpenAPIRenderPlugin) -> None:
-        super().__init__(path=plugin.paths, media_type=plugin.media_type)
-        self._plugin = plugin
-        self._written: bytes | None = None
+    An ASGI layer around those routes alone; what is none of the document passes.
+    """
 
-    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
-        if self._written is None:
-            self._written = self._plugin.render(request, openapi_schema)
-        return self._written
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self._kept: KeptContent | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path_template", "")
+        if scope["type"] != ScopeType.HTTP or path not in WRITERS:
+            await self.app(scope, receive, send)
+            return
+        request: Request[Any, Any, Any] = Request(scope, receive)
+        if self._kept is None:
+            write, media_type = WRITERS[path]
+            self._kept = KeptContent(partial(write, request.app), media_type)
+        answered = (await self._kept.answer(request)).to_asgi_response(None, request)
+        await answered(scope, receive, send)
+
+
+def write_json(app: Litestar) -> bytes:
+    schema = app.openapi_schema.to_schema()
+    return encode_json(schema, serializer=get_serializer(app.type_encoders))
+
+
+def write_yaml(app: Litestar) -> bytes:
+    plain = msgspec.json.decode(write_json(app))
+    return yaml.dump(plain, Dumper=yaml.CSafeDumper, sort_keys=False).encode()
+
+
+WRITERS = {
+    "/schema/openapi.json": (write_json, OpenAPIMediaType.OPENAPI_JSON),
+    "/schema/openapi.yaml": (write_yaml, OpenAPIMediaType.OPENAPI_YAML),
+    "/schema/openapi.yml": (write_yaml, OpenAPIMediaType.OPENAPI_YAML),
+}
 
 
 def openapi_config() -> OpenAPIConfig:
@@ -209,11 +267,16 @@ def openapi_config() -> OpenAPIConfig:
     )
     return OpenAPIConfig(
         title="Tollgate",
+        tags=[Tag(name=name) for name in FIRST_TAGS],
         version=own_version(),
         components=Components(security_schemes={"bearer": bearer}),
         security=[{"bearer": []}],
-        render_plugins=[KeptDocument(JsonRenderPlugin()), KeptDocument(YamlRenderPlugin())],
+        render_plugins=[JsonRenderPlugin(), YamlRenderPlugin()],
         openapi_router=Router(
-            path="/schema", route_handlers=[], opt=PUBLIC, include_in_schema=False
+            path="/schema",
+            route_handlers=[],
+            opt=PUBLIC,
+            include_in_schema=False,
+            middleware=[DocumentLayer],
         ),
     )

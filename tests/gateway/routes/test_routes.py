@@ -41,6 +41,8 @@ OPEN = {
     "/ping",
     "/version",
     "/load",
+    "/docs",
+    "/docs/assets/{name:str}",
     "/invites/accept",
     "/passwords/reset",
     "/health/ready",
