@@ -80,7 +80,7 @@ FIRST_TAGS = (
     *("Chat", "Responses", "Messages", "Completions", "Embeddings", "Models", "Files"),
     *("Batches", "Conversations", "Tokens", "MCP", "Own view"),
 )
-"""What users of models look for stands before the administration in a reference."""
+"""They stand first in a reference: users of models look for them, administrators for others."""
 
 
 def add_refusals(app: Litestar) -> None:
