@@ -21,7 +21,7 @@ from typing import Any
 
 import redis.asyncio
 from litestar import Litestar, Request, Response
-from litestar.enums import ScopeType
+from litestar.enums import MediaType, ScopeType
 from litestar.exceptions import NotFoundException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.plugins import PluginProtocol
@@ -96,7 +96,12 @@ from gateway.routes.shared.problem import (
     path_finder,
     with_vendor_status,
 )
-from gateway.routes.shared.request_state import CLIENT_LEFT, OUTCOME, REQUEST_ID
+from gateway.routes.shared.request_state import (
+    BY_METRICS_LISTENER,
+    CLIENT_LEFT,
+    OUTCOME,
+    REQUEST_ID,
+)
 from gateway.routes.shared.services import Services
 from gateway.secret import Secret
 from gateway.settings.file import LogsConfig
@@ -116,6 +121,8 @@ SHIP_TIMEOUT_S = 10.0
 CACHED_SALTS = 65_536
 CACHE_SALT = "cache-salt"
 STDERR = 2
+OF_METRICS_LISTENER = frozenset({"/metrics", "/health", "/health/live", "/health/ready", "/ping"})
+NOT_OF_METRICS_LISTENER = "Here are /metrics, /health, /health/live and /health/ready.\n"
 
 
 class Application(Litestar):
@@ -141,8 +148,11 @@ def create_app(
     app.state.begin_drain = lambda: None
     app.state.drain_timeout_s = settings.drain_timeout_s
     app.state.public_url = settings.issuer
+    app.state.metrics_port = settings.metrics.port
     if settings.root_path:
         app.asgi_handler = behind(settings.root_path, app.asgi_handler)
+    if settings.metrics.port is not None:
+        app.asgi_handler = with_metrics_apart(app.asgi_handler, settings.metrics.port)
     return app
 
 
@@ -156,6 +166,25 @@ def behind(root_path: str, app: ASGIApp) -> ASGIApp:
             if scope["raw_path"].startswith(raw_start):
                 scope["raw_path"] = scope["raw_path"][len(root_path) :]
         await app(scope, receive, send)
+
+    return serve
+
+
+def with_metrics_apart(app: ASGIApp, port: int) -> ASGIApp:
+    """Serve metrics and health alone on the listener that is theirs. `port`: its port, by which a
+    request tells that it came that way."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        server = scope["server"] if scope["type"] == ScopeType.HTTP else None
+        if server is None or server[1] != port:
+            await app(scope, receive, send)
+        elif scope["path"] in OF_METRICS_LISTENER:
+            scope.setdefault("state", {})[BY_METRICS_LISTENER] = True
+            await app(scope, receive, send)
+        else:
+            request: Request[Any, Any, Any] = Request(scope, receive)
+            told = Response(NOT_OF_METRICS_LISTENER, status_code=404, media_type=MediaType.TEXT)
+            await told.to_asgi_response(None, request)(scope, receive, send)
 
     return serve
 

@@ -89,18 +89,21 @@ def run(
     number: int = 0,
     read_again: ReadAgain,
     report_fd: int | None = None,
+    metrics_listener: socket.socket | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; at SIGHUP take up what `read_again` returns. `number`: of the
     settings. `report_fd`: gets reports, the first once it accepts connections.
 
     `worker_id` names its spool folder: no two living workers of a home may share it. `metrics`: the
     folder of prometheus-client's multiprocess mode, where there is one. Raises: SystemExit when the
-    spool broke.
+    spool broke. `metrics_listener`: the one of `[metrics]`, where it is set.
     """
     json_lines = settings.logs.format == "json"
     logs.configure(settings.log_level, json_lines=json_lines, process=logs.worker_name(worker_id))
     _raise_file_limit()
     bound_unread(listener, settings.stalled_reader_s)
+    if metrics_listener is not None:
+        bound_unread(metrics_listener, settings.stalled_reader_s)
     if settings.public_url is None:
         address = origin(*local_address(listener))  # the port too, where any free one was asked for
         settings = msgspec.structs.replace(settings, public_url=address)
@@ -123,7 +126,8 @@ def run(
     reading: list[asyncio.Task[None]] = []
     server = _UvicornServer(config, on_started=started, on_leaving=leaving)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(server.serve(sockets=[listener]))
+        sockets = [listener] if metrics_listener is None else [listener, metrics_listener]
+        runner.run(server.serve(sockets=sockets))
     if any(task.done() and not task.cancelled() for task in watch):
         sys.exit(BROKEN_SPOOL_STATUS)
 

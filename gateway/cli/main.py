@@ -177,6 +177,7 @@ def gateway(**flags: Flags) -> None:
     try:
         Home(settings.home).create()
         bound = listener.bind(settings.host, settings.port)
+        metrics = listener.bind_metrics(settings.metrics.host, settings.metrics.port, bound)
     except (RestoreUnfinished, listener.AddressError) as error:
         refuse(error, status=2)
     numbers = count(1)
@@ -188,7 +189,13 @@ def gateway(**flags: Flags) -> None:
         return SavedSettings(number=next(numbers), settings=fresh)
 
     worker_id = f"gateway-{secrets.token_hex(4)}"
-    worker.run(settings, bound, worker_id=worker_id, read_again=read_again)
+    worker.run(
+        settings,
+        bound,
+        worker_id=worker_id,
+        read_again=read_again,
+        metrics_listener=metrics,
+    )
 
 
 @tollgate.command("worker", hidden=True)
@@ -200,7 +207,10 @@ def gateway(**flags: Flags) -> None:
 @click.option(
     "--report-fd", type=int, required=True, help="The descriptor that gets what it reports."
 )
-def worker_process(worker_id: str, settings_file: Path, listen_fd: int, report_fd: int) -> None:
+@click.option("--metrics-fd", type=int, help="The descriptor of the socket of metrics, bound.")
+def worker_process(
+    worker_id: str, settings_file: Path, listen_fd: int, report_fd: int, metrics_fd: int | None
+) -> None:
     """Run a worker of `tollgate up`, which alone calls this."""
     with importing():
         from gateway.app import worker
@@ -218,6 +228,7 @@ def worker_process(worker_id: str, settings_file: Path, listen_fd: int, report_f
         number=saved.number,
         read_again=partial(restore, settings_file),
         report_fd=report_fd,
+        metrics_listener=None if metrics_fd is None else socket.socket(fileno=metrics_fd),
     )
 
 

@@ -16,8 +16,15 @@ class AddressError(Exception):
     """Nobody can listen there as asked; one line that names the address."""
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(
+    host: str,
+    port: int,
+    *,
+    fields: str = "host, port",
+    hint: str = "--port or TOLLGATE_PORT chooses another",
+) -> socket.socket:
     """A bound socket that does not listen yet: a client is refused until a worker accepts.
+    `fields` and `hint`: where the address is set, for the error.
 
     Raises: AddressError if it is in use, not of this machine, or not to be resolved.
     """
@@ -32,9 +39,21 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         if listener is not None:
             listener.close()
-        hint = "; --port or TOLLGATE_PORT chooses another" if error.errno == EADDRINUSE else ""
-        raise AddressError(f"host, port: {host}:{port}: {error.strerror}{hint}") from None
+        advice = f"; {hint}" if error.errno == EADDRINUSE else ""
+        raise AddressError(f"{fields}: {host}:{port}: {error.strerror}{advice}") from None
     return listener
+
+
+def bind_metrics(host: str, port: int | None, beside: socket.socket) -> socket.socket | None:
+    """Bind the listener of metrics and health, where they have one. `beside`: the other listener,
+    whose port is another one: a request tells by its port which it came by. Raises: AddressError.
+    """
+    if port is None:
+        return None
+    fields, hint = "metrics.host, metrics.port", "metrics.port chooses another"
+    if port == local_address(beside)[1]:
+        raise AddressError(f"{fields}: {host}:{port}: the port of everything else; {hint}")
+    return bind(host, port, fields=fields, hint=hint)
 
 
 def bound_unread(listener: socket.socket, timeout_s: float) -> None:

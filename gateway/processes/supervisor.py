@@ -19,6 +19,7 @@ import socket
 import struct
 import sys
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from foundation.periodic import Periodic
 from gateway.home import Home, HomeLock
-from gateway.net.listener import base_url, bind, local_address, origin
+from gateway.net.listener import base_url, bind, bind_metrics, local_address, origin
 from gateway.processes.child_processes import Child, cut_log, end_leftovers
 from gateway.processes.control_socket import ReloadRequest, control_socket
 from gateway.processes.credentials_file import Credentials
@@ -83,6 +84,7 @@ class Supervisor:
         self._databases: list[Restarter] = []
         self._engines = EngineSet(self.home)
         self._workers: WorkerSet | None = None
+        self._metrics_listener: socket.socket | None = None
         self._started = False
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
@@ -102,12 +104,14 @@ class Supervisor:
         lock = HomeLock.acquire(self.home)
         try:
             self._clean_up()
-            listener = bind(self.settings.host, self.settings.port)
-            try:
+            with ExitStack() as sockets:
+                listener = sockets.enter_context(bind(self.settings.host, self.settings.port))
+                own = self.settings.metrics
+                self._metrics_listener = bind_metrics(own.host, own.port, listener)
+                if self._metrics_listener is not None:
+                    sockets.enter_context(self._metrics_listener)
                 self._listen_to_signals()
                 await self._serve_until_stopped(listener)
-            finally:
-                listener.close()
         finally:
             self._view.close()
             lock.release()
@@ -146,7 +150,11 @@ class Supervisor:
 
     async def _serve(self, listener: socket.socket) -> None:
         """Start everything, then keep it until cancelled."""
-        workers = WorkerSet(self.home, listener.fileno(), self._forget_metrics)
+        own = self._metrics_listener
+        workers = WorkerSet(
+            *(self.home, listener.fileno(), self._forget_metrics),
+            metrics_fd=None if own is None else own.fileno(),
+        )
         known, *_ = await together(
             self._start(listener, workers), self._end_a_vain_start(), self._show_engines()
         )
@@ -299,6 +307,9 @@ class Supervisor:
         self._say(f"Tollgate is ready on {url} with {models}. State: {self.home.root}")
         for line in capacities:
             self._say(line)
+        if self._metrics_listener is not None:
+            host, port = local_address(self._metrics_listener)
+            self._say(f"Metrics and health: {origin(host, port)}/metrics")
         card = ReadyCard(
             base_url=url,
             model=self.settings.models[0],

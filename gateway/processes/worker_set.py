@@ -104,13 +104,20 @@ class Reports:
 
 
 class WorkerSet:
-    """The workers. `listen_fd`: of the bound socket that they share. `on_exit`: is told of each
-    that left."""
+    """The workers. `listen_fd`, `metrics_fd`: of the bound sockets that they share. `on_exit`: is
+    told of each that left."""
 
-    def __init__(self, home: Home, listen_fd: int, on_exit: Callable[[Child], None]) -> None:
+    def __init__(
+        self,
+        home: Home,
+        listen_fd: int,
+        on_exit: Callable[[Child], None],
+        metrics_fd: int | None = None,
+    ) -> None:
         self.restarters: list[Restarter] = []
         self.reports = Reports()
         self._home, self._listen_fd, self._on_exit = home, listen_fd, on_exit
+        self._metrics_fd = metrics_fd
         self._saved: SavedSettings | None = None
         self._pipes: dict[Child, int] = {}
 
@@ -232,6 +239,7 @@ class WorkerSet:
         incarnation = f"{slot}-{secrets.token_hex(4)}"
         reader, writer = os.pipe()
         settings = self._settings
+        shared = (self._metrics_fd,) if self._metrics_fd is not None else ()
         try:
             child = spawn(
                 f"worker-{incarnation}",
@@ -239,6 +247,7 @@ class WorkerSet:
                     *(sys.executable, "-m", "gateway", "worker", "--id", incarnation),
                     *("--settings", str(self._home.worker_settings)),
                     *("--listen-fd", str(self._listen_fd), "--report-fd", str(writer)),
+                    *(each for fd in shared for each in ("--metrics-fd", str(fd))),
                 ],
                 run=self._home.run,
                 log=self._home.logs / f"worker-{slot}.log",
@@ -247,7 +256,7 @@ class WorkerSet:
                     settings,
                     PROMETHEUS_MULTIPROC_DIR=str(self._home.metrics),
                 ),
-                pass_fds=(self._listen_fd, writer),
+                pass_fds=(self._listen_fd, writer, *shared),
             )
         except OSError:
             os.close(reader)

@@ -64,6 +64,7 @@ EFFECTS: Mapping[str, Effect] = {
     "file_store": "workers",
     "log_level": "workers",
     "logs": "workers",
+    "metrics": "restart",
 }
 """The effect of each setting; of a table named here by its keys, that of each key."""
 

@@ -98,6 +98,15 @@ class LogsConfig(Strict, frozen=True, kw_only=True):
     """Such a line also tells where the request came from."""
 
 
+class MetricsConfig(Strict, frozen=True, kw_only=True):
+    """`[metrics]`: where `/metrics` is served, and health as well."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=1, le=65_535)] | None = None
+    """None: where everything else is. With a port, nothing else is served there, and `/metrics`
+    nowhere else."""
+
+
 UnknownFields = Literal["refuse", "ignore"]
 DialectName = Literal["openai", "vllm"]
 
@@ -390,6 +399,7 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
     disputed_rest_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     logs: LogsConfig = LogsConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
 
 class SettingsFile(PlainSettings, frozen=True, kw_only=True):

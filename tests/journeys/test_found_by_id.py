@@ -1,4 +1,5 @@
-"""The id that a client saw finds what went wrong, in the logs of the process where it did."""
+"""The id that a client saw finds what went wrong, in the logs of the process where it did; and
+metrics have their own listener in the same product."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from bench.tools.ports import free_port
 from tests.scratch import make_scratch
 from tests.stack import ROOT, Stack, running
 
@@ -16,6 +18,15 @@ pytestmark = pytest.mark.slow
 
 IN_WORKER, IN_ENGINE = 76, 77
 """How many tokens a request asks for that is to fail there."""
+CONFIG = """
+[[model]]
+name = "penny"
+path = "models/penny"
+
+[metrics]
+port = METRICS
+"""
+METRICS_PORT = free_port()
 PROMPT = "The plumage of the heron is nobody's business"
 FAULTS = f"""
 import sys
@@ -57,7 +68,8 @@ if "engine" in sys.orig_argv:
 def stack() -> Iterator[Stack]:
     folder = make_scratch()
     (folder / "sitecustomize.py").write_text(FAULTS)
-    with running(env={"PYTHONPATH": str(folder)}) as started:
+    config = CONFIG.replace("METRICS", str(METRICS_PORT))
+    with running(env={"PYTHONPATH": str(folder)}, config=config) as started:
         yield started
     (folder / "sitecustomize.py").unlink()
 
@@ -124,6 +136,16 @@ def test_no_log_has_a_prompt_or_a_key_and_no_access_line_an_address(stack: Stack
             assert all(key not in text for key in secrets_of(stack)), path.name
     for line in stack.worker_logs().splitlines():
         assert '"logger":"access"' not in line or "127.0.0.1" not in line
+
+
+def test_metrics_and_health_have_their_own_listener(stack: Stack) -> None:
+    own = f"http://127.0.0.1:{METRICS_PORT}"
+    assert "tollgate_requests_total" in httpx.get(f"{own}/metrics").raise_for_status().text
+    assert httpx.get(f"{own}/health/ready").status_code == 200
+    assert httpx.get(f"{own}/v1/models").status_code == 404
+    assert httpx.get(f"{stack.base_url}/metrics").status_code == 404
+    assert httpx.get(f"{stack.base_url}/health").status_code == 200
+    assert f"{own}/metrics" in stack.log.read_text()
 
 
 def secrets_of(stack: Stack) -> list[str]:

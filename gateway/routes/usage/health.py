@@ -8,7 +8,7 @@ what is degraded. What was wrong there in detail is for operators
 (`gateway.routes.admin.installation.health`).
 `/health` and `/ping` say the same by their status alone, `/version` whose program this is and
 `/load` how much it has under way, as vLLM's clients ask. `/metrics` speaks for all workers, in
-Prometheus' text format.
+Prometheus' text format, on a listener of its own if the settings name one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import Any, Literal
 
 import msgspec
 from litestar import Request, Response
+from litestar.exceptions import NotFoundException
 
 from gateway.health.component import Health, Kind, State, Status
 from gateway.mcp.service.service import own_version
 from gateway.routes.shared.access import PUBLIC, services
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import RouteGroup
+from gateway.routes.shared.request_state import BY_METRICS_LISTENER
 from gateway.telemetry import CONTENT_TYPE
 from gateway.wire.shared.resource import view_of
 
@@ -109,6 +111,9 @@ async def find_health(request: Request[Any, Any, Any]) -> Health:
     options={"media_type": CONTENT_TYPE},
 )
 async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+    has_listener = request.app.state.get("metrics_port") is not None
+    if has_listener and not request.scope["state"].get(BY_METRICS_LISTENER):
+        raise NotFoundException  # as any path that is not there
     found = services(request)
     found.observe()
     return Response(found.telemetry.render(), media_type=CONTENT_TYPE)
