@@ -179,7 +179,7 @@ lock: $(BIN)/python
 	$(BIN)/uv pip compile -q $(LOCKED) requirements/uv.txt -o requirements/uv.txt
 	$(BIN)/uv pip compile -q $(LOCKED) --extra dev --extra s3 --extra otel \
 	  pyproject.toml requirements/engine.in -o requirements/dev.lock
-	$(BIN)/uv pip compile -q $(LOCKED) --extra s3 --extra otel \
+	$(BIN)/uv pip compile -q $(LOCKED) --extra s3 \
 	  pyproject.toml requirements/engine.in -c requirements/dev.lock -o requirements/runtime.lock
 	$(BIN)/python requirements/measure.py $(BIN)/uv
 

@@ -146,8 +146,8 @@ def test_without_pytorch_it_says_how_to_get_it(environment: Path, folder: Path) 
 @pytest.mark.nightly
 def test_pip_installs_it_with_all_that_it_needs(wheel: Path, folder: Path) -> None:
     venv.create(folder / "venv", with_pip=True)
-    # The versions of the lock without its hashes, which pip would ask of the wheel as well.
-    lock = (ROOT / "requirements" / "runtime.lock").read_text()
+    # The lock's versions without its hashes, which pip would ask of the wheel as well.
+    lock = (ROOT / "requirements" / "dev.lock").read_text()
     locked = re.findall(r"^([\w.-]+==[^\\]+)", lock, re.MULTILINE)
     (folder / "versions").write_text("\n".join(locked))
     python = str(folder / "venv" / "bin" / "python")
