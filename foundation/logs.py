@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, ContextVar, copy_context
 from datetime import UTC, datetime
-from typing import Generic, TypeVar
+from typing import Generic, TextIO, TypeVar
 
 import msgspec
 
@@ -114,12 +114,13 @@ class HumanFormatter(logging.Formatter):
         return line if context is None else f"{line} [{context.request}]"
 
 
-def configure(level: str, *, json_lines: bool, process: str) -> None:
-    """Configure logging to stderr once per process, before anything logs.
+def configure(level: str, *, json_lines: bool, process: str, to: TextIO | None = None) -> None:
+    """Configure logging to stderr, or where else it is named, once per process, before anything
+    logs.
 
     `level`: debug, info, warning or error. `process`: its name in every line.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(sys.stderr if to is None else to)
     handler.setFormatter(JsonFormatter(process) if json_lines else HumanFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 

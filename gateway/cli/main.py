@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -141,12 +142,22 @@ def up(**flags: Flags) -> None:
         check_models(found, weights=True)
         return found
 
-    logs.configure(load(flags).log_level, json_lines=False, process=logs.SUPERVISOR)
+    found = load(flags)
+    in_json = found.logs.stdout and found.logs.format == "json"
+    logs.configure(
+        found.log_level,
+        json_lines=in_json,
+        process=logs.SUPERVISOR,
+        to=sys.stdout if found.logs.stdout else sys.stderr,
+    )
     settings = read()
 
     async def supervise() -> None:
         await check_databases(settings)
-        view = StartView(click.echo, on_terminal=sys.stdout.isatty())
+        if in_json:  # each line is one for whoever reads them
+            view = StartView(logging.getLogger("gateway").info)
+        else:
+            view = StartView(click.echo, on_terminal=sys.stdout.isatty())
         await Supervisor(settings, read, view).run()
 
     run(supervise())

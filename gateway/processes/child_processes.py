@@ -21,8 +21,6 @@ from pathlib import Path
 LEFTOVER_TERM_S = 3.0
 """How long what a dead parent left behind may take to leave by itself."""
 KILL_WAIT_S = 5.0
-MAX_LOG_BYTES = 32 * 1024 * 1024
-"""A child's log is cut to one older copy (`NAME.log.1`) beyond this."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _REGISTER = (
@@ -121,7 +119,6 @@ def spawn(
     pid_file = run / f"{name}.pid"
     death = stop_signal.name.removeprefix("SIG")
     command = ["setpriv", *credentials, "--pdeathsig", death, "--", *argv]
-    cut_log(log)
     with log.open("ab") as output:
         log_start = output.tell()
         process = subprocess.Popen(
@@ -141,17 +138,6 @@ def spawn(
         log_start=log_start,
         stop_signal=stop_signal,
     )
-
-
-def cut_log(log: Path) -> None:
-    """Keep a log that is being appended to below `MAX_LOG_BYTES`, with one older copy beside it."""
-    if not log.exists() or log.stat().st_size <= MAX_LOG_BYTES:
-        return
-    older = log.with_name(log.name + ".1")
-    with log.open("r+b") as current, older.open("wb") as copy:
-        current.seek(-MAX_LOG_BYTES // 2, os.SEEK_END)
-        copy.write(current.read())
-        current.truncate(0)
 
 
 def end_leftovers(run: Path) -> list[str]:

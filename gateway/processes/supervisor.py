@@ -29,8 +29,9 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from foundation.periodic import Periodic
 from gateway.home import Home, HomeLock
+from gateway.logs import SUPERVISOR_FILE, KeptLogs, write_log_file
 from gateway.net.listener import base_url, bind, bind_metrics, local_address, origin
-from gateway.processes.child_processes import Child, cut_log, end_leftovers
+from gateway.processes.child_processes import Child, end_leftovers
 from gateway.processes.control_socket import ReloadRequest, control_socket
 from gateway.processes.credentials_file import Credentials
 from gateway.processes.embedded_databases import (
@@ -66,7 +67,6 @@ PATIENCE_S = 10.0
 """How often a start that takes long says what it waits for."""
 PROBE_TIMEOUT_S = 5.0
 MAX_PROBE_BYTES = 64 * 1024
-HOUSEKEEPING_S = 60.0
 
 
 class Supervisor:
@@ -83,6 +83,14 @@ class Supervisor:
         self._db: AsyncEngine | None = None
         self._databases: list[Restarter] = []
         self._engines = EngineSet(self.home)
+        self._json_lines = settings.logs.format == "json"
+        self._logs = KeptLogs(
+            self.home.logs,
+            max_bytes=settings.logs.max_bytes,
+            keep=settings.logs.keep,
+            json_lines=self._json_lines,
+            copies=settings.logs.stdout,
+        )
         self._workers: WorkerSet | None = None
         self._metrics_listener: socket.socket | None = None
         self._started = False
@@ -104,6 +112,8 @@ class Supervisor:
         lock = HomeLock.acquire(self.home)
         try:
             self._clean_up()
+            self._logs.cut()
+            write_log_file(self.home.logs / SUPERVISOR_FILE, json_lines=self._json_lines)
             with ExitStack() as sockets:
                 listener = sockets.enter_context(bind(self.settings.host, self.settings.port))
                 own = self.settings.metrics
@@ -117,6 +127,10 @@ class Supervisor:
             lock.release()
 
     async def _serve_until_stopped(self, listener: socket.socket) -> None:
+        copying = self._logs.copying()
+        if self.settings.logs.stdout:
+            self._logs.start()
+            copying.start()
         serving = asyncio.create_task(self._serve(listener), name="serve")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -126,6 +140,9 @@ class Supervisor:
         stopping.cancel()
         failure, _ = await asyncio.gather(serving, stopping, return_exceptions=True)
         await self._stop_everything()
+        if copying.is_running:
+            await copying.close()
+            self._logs.close()
         if isinstance(failure, Exception):
             raise failure
 
@@ -174,7 +191,7 @@ class Supervisor:
         async with control_socket(self.home, reload.answer):
             await together(
                 self._reload_when_asked(reload),
-                self._cutting_logs().run(),
+                self._logs.cutting().run(),
                 self._following(self._stored, reload).run(),
             )
 
@@ -325,20 +342,6 @@ class Supervisor:
             await self._reload.wait()
             self._reload.clear()
             await reload.answer(ReloadRequest(replaces_workers=True))
-
-    def _cutting_logs(self) -> Periodic:
-        async def cut_logs() -> None:
-            for path in self.home.logs.glob("*.log"):
-                await asyncio.to_thread(cut_log, path)
-
-        return Periodic(
-            "cut logs",
-            HOUSEKEEPING_S,
-            cut_logs,
-            log=log,
-            failure="logs are not cut",
-            at_once=False,
-        )
 
     async def _stop_everything(self) -> None:
         """Stop workers, then engines, then databases: each still has what it leans on until it is

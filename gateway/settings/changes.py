@@ -63,7 +63,12 @@ EFFECTS: Mapping[str, Effect] = {
     "batch_concurrency": "workers",
     "file_store": "workers",
     "log_level": "workers",
-    "logs": "workers",
+    "logs.format": "workers",
+    "logs.access": "workers",
+    "logs.client_address": "workers",
+    "logs.stdout": "restart",
+    "logs.max_bytes": "restart",
+    "logs.keep": "restart",
     "metrics": "restart",
 }
 """The effect of each setting; of a table named here by its keys, that of each key."""

@@ -96,6 +96,12 @@ class LogsConfig(Strict, frozen=True, kw_only=True):
     """One line for each request that was answered."""
     client_address: bool = False
     """Such a line also tells where the request came from."""
+    stdout: bool = False
+    """The supervisor writes all lines to stdout, too, in the same format."""
+    max_bytes: Annotated[int, Meta(ge=65_536, le=1 << 40)] = 32 * 1024 * 1024
+    """A file that has outgrown it begins anew."""
+    keep: Annotated[int, Meta(ge=0, le=99)] = 1
+    """So many older ones stay beside it."""
 
 
 class MetricsConfig(Strict, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from foundation.logs import JsonFormatter
 from gateway import logs
-from gateway.logs import last_error
+from gateway.logs import SUPERVISOR_FILE, KeptLogs, cut_log, last_error
 
 
 def record(message: str, error: Exception | None = None) -> str:
@@ -92,3 +93,62 @@ def test_a_person_who_may_paste_what_was_printed_is_told_of_no_connection(
     lines = done.stderr.splitlines()
     assert len(lines) == len(told)
     assert all(f"{word} " in line for word, line in zip(told, lines, strict=True))
+
+
+def test_a_log_is_cut_while_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "child.log"
+    with path.open("ab", buffering=0) as writer:
+        for letter in b"abcd":
+            writer.write(bytes([letter]) * 600)
+            cut_log(path, 1000, 2)
+            assert path.stat().st_size in (0, 600)
+        cut_log(path, 1000, 2)
+        writer.write(b"e")
+    assert path.read_bytes() == b"e"
+    assert (tmp_path / "child.log.1").read_bytes() == b"c" * 400 + b"d" * 600
+    assert (tmp_path / "child.log.2").read_bytes() == b"a" * 400 + b"b" * 600
+    path.write_bytes(b"f" * 1001)
+    cut_log(path, 1000, 0)
+    assert path.read_bytes() == b"" and (tmp_path / "child.log.1").exists()
+
+
+def test_what_is_logged_is_copied_in_whole_lines_of_one_format(tmp_path: Path) -> None:
+    (tmp_path / "worker-0.log").write_text("said before\n")
+    reader, writer = os.pipe()
+    files = KeptLogs(
+        tmp_path, max_bytes=1000, keep=1, json_lines=True, copies=True, descriptor=writer
+    )
+    (tmp_path / SUPERVISOR_FILE).write_text("its own\n")
+    files.start()
+    with (tmp_path / "worker-0.log").open("a") as log:
+        log.write('{"message":"one"}\n{"mess')
+        log.flush()
+        files.copy()
+        log.write('age":"two"}\n')
+        log.flush()
+        (tmp_path / "postgres.log").write_text("ready\n")
+        files.copy()
+        log.truncate(0)
+        log.write('{"message":"three"}\n')
+    files.close()
+    os.close(writer)
+    with open(reader) as read:
+        lines = [json.loads(line) for line in read]
+    assert [each["message"] for each in lines] == ["one", "ready", "two", "three"]
+    assert lines[1]["process"] == "postgres"
+
+
+def test_a_stdout_that_nobody_reads_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "CLOSE_TIMEOUT_S", 0.05)
+    reader, writer = os.pipe()
+    files = KeptLogs(
+        tmp_path, max_bytes=1000, keep=1, json_lines=False, copies=True, descriptor=writer
+    )
+    files.start()
+    (tmp_path / "worker-0.log").write_text("x" * 99 + "\n" * 1 + ("y" * 99 + "\n") * 5000)
+    files.copy()
+    files.close()
+    assert len(os.read(reader, 1 << 20)) > 0
+    os.close(reader)  # the thread sees that nobody reads any more

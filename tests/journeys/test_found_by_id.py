@@ -25,6 +25,9 @@ path = "models/penny"
 
 [metrics]
 port = METRICS
+
+[logs]
+stdout = true
 """
 METRICS_PORT = free_port()
 PROMPT = "The plumage of the heron is nobody's business"
@@ -136,6 +139,18 @@ def test_no_log_has_a_prompt_or_a_key_and_no_access_line_an_address(stack: Stack
             assert all(key not in text for key in secrets_of(stack)), path.name
     for line in stack.worker_logs().splitlines():
         assert '"logger":"access"' not in line or "127.0.0.1" not in line
+
+
+def test_stdout_has_the_lines_of_all_processes_in_one_format(stack: Stack) -> None:
+    request = ask(stack, 3).headers["x-request-id"]
+    stack.wait("its line on stdout", lambda: request in stack.log.read_text())
+    *whole, _ = stack.log.read_text().split("\n")
+    lines = [json.loads(line) for line in whole]
+    processes = {line["process"].partition("-")[0].partition(" ")[0] for line in lines}
+    assert {"supervisor", "worker", "engine", "postgres"} <= processes
+    assert any("Tollgate is ready" in line["message"] for line in lines)
+    own = (stack.home / "logs" / "supervisor.log").read_text().splitlines()
+    assert own and {json.loads(line)["process"] for line in own} == {"supervisor"}
 
 
 def test_metrics_and_health_have_their_own_listener(stack: Stack) -> None:

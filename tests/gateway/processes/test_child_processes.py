@@ -16,9 +16,8 @@ import psutil
 import pytest
 
 from foundation import tasks
-from gateway.processes import child_processes as children
 from gateway.processes import restarter
-from gateway.processes.child_processes import Child, cut_log, end_leftovers, spawn
+from gateway.processes.child_processes import Child, end_leftovers, spawn
 from gateway.processes.restarter import Restarter
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -113,21 +112,6 @@ async def test_a_stranger_with_a_remembered_pid_is_left_alone(
     pid_file.write_text(" ".join((boot, pid, *rest)))
     assert end_leftovers(tmp_path) == ["mine"]
     assert await child.wait() == -signal.SIGTERM
-
-
-def test_a_log_is_cut_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "MAX_LOG_BYTES", 1000)
-    path = tmp_path / "child.log"
-    with path.open("ab", buffering=0) as writer:
-        writer.write(b"a" * 600)
-        cut_log(path)
-        assert path.stat().st_size == 600
-        writer.write(b"b" * 600)
-        cut_log(path)
-        assert path.stat().st_size == 0
-        writer.write(b"c")
-    assert path.read_bytes() == b"c"
-    assert (tmp_path / "child.log.1").read_bytes() == b"b" * 500
 
 
 @pytest.fixture
