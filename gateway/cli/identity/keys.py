@@ -124,7 +124,9 @@ KEY_COLUMNS = (
     Column("ID", "id", "id"),
     Column("KEY", "hint", show=lambda row: f"{row['prefix']}...{row['last_four']}"),
     Column("STATE", "state"),
-    Column("CREATED", "created_at", gives_way=True, show=lambda row: to_day(row["created_at"])),
+    Column(
+        "CREATED", "created_at", "time", gives_way=True, show=lambda row: to_day(row["created_at"])
+    ),
     Column("PROJECT", "project_id", "id", gives_way=True),
     Column("PLAN", "plan", gives_way=True),
     Column("SCOPES", "scopes", gives_way=True, show=lambda row: ",".join(row["scopes"])),

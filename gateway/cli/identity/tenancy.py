@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gateway.tenancy.orgs import Org
     from gateway.tenancy.projects import Project
 
-CREATED = Column("CREATED", "created_at", "text", True, lambda row: to_day(row["created_at"]))
+CREATED = Column("CREATED", "created_at", "time", True, lambda row: to_day(row["created_at"]))
 ORG_COLUMNS = (
     Column("ID", "id", "id"),
     CREATED,

@@ -44,7 +44,7 @@ SERVER_COLUMNS = (
     Column("SERVER", "server"),
     Column("TRUST", "trust"),
     Column("APPROVED", "approved", "number"),
-    Column("WAITING", "waiting", "number", show=lambda row: row["problem"] or str(row["waiting"])),
+    Column("WAITING", "waiting", show=lambda row: row["problem"] or str(row["waiting"])),
     Column("URL", "url", gives_way=True),
 )
 TAINT_COLUMNS = (

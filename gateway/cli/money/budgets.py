@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 ALERT_COLUMNS = (
-    Column("WHEN", "occurred_at", show=lambda row: to_minute(row["occurred_at"])),
+    Column("WHEN", "occurred_at", "time", show=lambda row: to_minute(row["occurred_at"])),
     Column("REACHED", "threshold_percent", "number", show=lambda r: f"{r['threshold_percent']}%"),
     Column("MEASURE", "measure"),
     Column("OF", "scope", "id", show=lambda row: scope_of(row)),

@@ -13,10 +13,10 @@ from gateway.cli.shared.times import to_day
 DAY = click.DateTime(["%Y-%m-%d"])
 COLUMNS = (
     Column("ID", "id", "id"),
-    Column("CREATED", "created_at", show=lambda row: to_day(row["created_at"])),
+    Column("CREATED", "created_at", "time", show=lambda row: to_day(row["created_at"])),
     Column("USD", "amount_usd", "number", show=lambda row: to_money(row["amount_usd"])),
     Column("LEFT", "left_usd", "number", show=lambda row: to_money(row["left_usd"])),
-    Column("EXPIRES", "expires_at", show=lambda row: to_day(row["expires_at"])),
+    Column("EXPIRES", "expires_at", "time", show=lambda row: to_day(row["expires_at"])),
     Column("PRIORITY", "priority", "number", gives_way=True),
     Column("MODELS", "models", gives_way=True),
 )

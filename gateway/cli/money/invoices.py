@@ -19,17 +19,17 @@ COLUMNS = (
     Column("ID", "id", "id"),
     Column("NUMBER", "number"),
     Column("STATE", "state"),
-    Column("FROM", "period_start", show=lambda row: to_day(row["period_start"])),
-    Column("TO", "period_end", show=lambda row: to_day(row["period_end"])),
+    Column("FROM", "period_start", "time", show=lambda row: to_day(row["period_start"])),
+    Column("TO", "period_end", "time", show=lambda row: to_day(row["period_end"])),
     Column("TOTAL", "total", "number"),
     Column("DUE", "due", "number"),
     Column("CUR", "currency", gives_way=True),
     Column("EXACT USD", "exact_usd", "number", True, lambda row: to_money(row["exact_usd"])),
-    Column("DUE BY", "due_at", "text", True, lambda row: to_day(row["due_at"])),
+    Column("DUE BY", "due_at", "time", True, lambda row: to_day(row["due_at"])),
 )
 
 
-@click.group(epilog=examples("tollgate invoices list", "tollgate invoices get 2026-000001"))
+@click.group(epilog=examples("tollgate invoices list", "tollgate invoices get TG-000001"))
 def invoices() -> None:
     """Show invoices, and write their documents."""
 
@@ -50,7 +50,7 @@ async def list_(gateway: Gateway, org: str | None, rows: int, output: Output) ->
 
 @invoices.command(
     epilog=examples(
-        "tollgate invoices get 2026-000001", "tollgate invoices get inv_0192 --format csv"
+        "tollgate invoices get TG-000001", "tollgate invoices get inv_0192 --format csv"
     )
 )
 @with_gateway
@@ -70,11 +70,18 @@ async def get(
     gateway: Gateway, invoice: str, org: str | None, form: str, path: Path | None
 ) -> None:
     """Write a final invoice to a file, by its number, its id or the ending that `list` shows."""
-    org_id = await gateway.org_id(org)
+    path, size = await write_document(gateway, invoice, await gateway.org_id(org), form, path)
+    click.echo(f"{path}: {size} bytes")
+
+
+async def write_document(
+    gateway: Gateway, invoice: str, org_id: str | None, form: str, path: Path | None
+) -> tuple[Path, int]:
+    """Return the file and its size in bytes. Raises: GatewayError, OSError."""
     found = one_of(await gateway.rows(INVOICES, 100_000, org_id=org_id), invoice, "invoice")
     query = {"org_id": org_id, "format": form}
     content = await gateway.fetch("GET", f"{INVOICES}/{found['id']}/export", query=query)
     name = str(found["number"]).replace("/", "-")
     path = path or Path(f"{name}.{ENDINGS.get(form, form)}")
     path.write_bytes(content)
-    click.echo(f"{path}: {len(content)} bytes")
+    return path, len(content)

@@ -11,8 +11,9 @@ import heapq
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import IO, Any
@@ -44,6 +45,12 @@ LEVEL_WORDS = re.compile(
     r"\b(DEBUG|INFO|LOG|WARNING|ERROR|CRITICAL|FATAL|PANIC)\b"  # of Python and of Postgres
 )
 LEVELS_OF = {"LOG": "info", "FATAL": "critical", "PANIC": "critical"}
+OF_EVERY_LINE = frozenset(
+    ("time", "level", "process", "logger", "message", "pid", "exception", "request", "trace")
+) | {"method", "route", "status", "org"}
+"""Fields that a person sees in other places of a line, or reads in --json."""
+COST = "cost_pico_usd"
+PROCESS_CELLS = 17
 NOT_YET = "FATAL:  the database system is starting up"
 """Postgres says so to each try of a start to reach it, which is no fault."""
 
@@ -74,7 +81,7 @@ class LogRecord(msgspec.Struct, frozen=True):
 )
 @with_options(*STATE)
 @click.option("--request", "request_id", help="Only lines with this request's or trace's id.")
-@click.option("--process", help="Only of processes whose name begins so: worker, engine-0.")
+@click.option("--process", help="Only of processes whose name begins so: worker, engine, postgres.")
 @click.option("--level", type=click.Choice(LEVELS), help="Only this level and those above.")
 @click.option("--since", help="Only of this time on: today, last 2h, 2026-11-19T05.")
 @click.option(
@@ -248,6 +255,19 @@ def moment_of(text: str, *, is_utc: bool) -> float:
     return (found.replace(tzinfo=UTC) if is_utc or form is not None else found).timestamp()
 
 
+def details_of(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a line has besides its text: model, tokens, cost and durations of a request."""
+    for name, value in fields.items():
+        if name in OF_EVERY_LINE or value is None:
+            continue
+        if isinstance(value, dict):
+            yield from (f"{kind}={number}" for kind, number in value.items())
+        elif name == COST and isinstance(value, int):
+            yield f"usd={Decimal(value).scaleb(-12).normalize():f}"
+        else:
+            yield f"{name}={value}"
+
+
 def show(record: LogRecord, as_json: bool) -> None:
     when = datetime.fromtimestamp(record.time, UTC).isoformat(timespec="milliseconds")
     if as_json:
@@ -259,6 +279,7 @@ def show(record: LogRecord, as_json: bool) -> None:
     first, *others = record.text.split("\n")
     request = record.fields.get("request")
     about = f" [{printable(str(request))}]" if request else ""
-    click.echo(f"{when[:23]}Z {record.process:<10} {level} {printable(first)}{about}")
+    what = " ".join((first, *details_of(record.fields)))
+    click.echo(f"{when[:23]}Z {record.process:<{PROCESS_CELLS}} {level} {printable(what)}{about}")
     for line in others:
         click.echo(f"    {printable(line.replace(chr(9), '    '))}")

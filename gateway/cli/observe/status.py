@@ -28,7 +28,7 @@ COLUMNS = (
     Column("KIND", "kind"),
     Column("NAME", "name"),
     Column("STATE", "state"),
-    Column("SINCE", "since", gives_way=True, show=lambda row: to_minute(row.get("since"))),
+    Column("SINCE", "since", "time", gives_way=True, show=lambda row: to_minute(row.get("since"))),
     Column("DETAIL", "detail", show=lambda row: detail_of(row)),
 )
 
@@ -40,7 +40,7 @@ MODEL_COLUMNS = (
     Column("RUNNING", "num_running", "number"),
     Column("WAITING", "num_waiting", "number"),
     Column("REPLICA", "name", gives_way=True),
-    Column("SINCE", "since", gives_way=True, show=lambda row: to_minute(row["since"])),
+    Column("SINCE", "since", "time", gives_way=True, show=lambda row: to_minute(row["since"])),
     Column("LAST ERROR", "last_error", gives_way=True),
 )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from gateway.cli.shared.tables import Column, Kind, Output, show, to_money, to_text, with_output
+from gateway.cli.shared.tables import Column, Kind, Output, show, to_money, with_output
 from gateway.cli.shared.target import Gateway, examples, with_gateway
 from gateway.cli.shared.times import Span, period, to_minute
 
@@ -141,7 +141,7 @@ async def costs(
     rows = summed(found, keys, ["amount_usd"], per is not None)
     columns = [
         *columns_of(keys, per is not None),
-        Column("USD", "amount_usd", "number", show=exact if output.form == "csv" else rounded),
+        Column("USD", "amount_usd", "number", show=lambda row: to_money(row["amount_usd"])),
     ]
     tell(span, output)
     show(rows, columns, output, empty="Nothing was spent.")
@@ -151,14 +151,6 @@ async def costs(
 
 async def ids_of(gateway: Gateway, projects: Sequence[str]) -> list[str | None]:
     return [await gateway.project_id(each) for each in projects]
-
-
-def exact(row: Any) -> str:
-    return to_text(row["amount_usd"])
-
-
-def rounded(row: Any) -> str:
-    return to_money(row["amount_usd"])
 
 
 def named(group: str, known: dict[str, str]) -> str:
@@ -228,7 +220,7 @@ def summed(
 
 
 def columns_of(keys: Sequence[str], by_time: bool) -> list[Column]:
-    start = Column("FROM", "start_time", show=lambda row: to_minute(row["start_time"]))
+    start = Column("FROM", "start_time", "time", show=lambda row: to_minute(row["start_time"]))
     return [*([start] if by_time else []), *(Column(title(key), key, kind(key)) for key in keys)]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,7 +44,8 @@ STYLES = {
     "critical": "red",
 }
 """The colours of words that tell a state, on a terminal."""
-Kind = Literal["text", "id", "number"]
+Kind = Literal["text", "id", "number", "time"]
+"""A time is in JSON as the API has it, in CSV as ISO 8601."""
 Row = Mapping[str, Any]
 _encoder = msgspec.json.Encoder(decimal_format="number")
 
@@ -233,9 +235,20 @@ def to_csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([each.key for each in columns])
     for row in rows:
-        texts = (each.text(row) for each in columns)
+        texts = (_exact(each, row) for each in columns)
         writer.writerow(["" if text == ABSENT else text for text in texts])
     return file.getvalue()
+
+
+def _exact(column: Column, row: Row) -> str:
+    """Return all that a row has of a column; what a row lacks, the column makes of it."""
+    value = row.get(column.key)
+    if column.kind == "time" and isinstance(value, (int, float)):
+        value = datetime.fromtimestamp(value, UTC)
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    is_amount = column.kind == "number" and isinstance(value, (int, float, Decimal, str))
+    return to_text(value) if is_amount else column.text(row)
 
 
 def printable(text: str) -> str:

@@ -128,3 +128,28 @@ def test_a_try_before_postgres_is_up_is_no_fault(home: Path) -> None:
     )
     found = messages(logs(home, "--json", "--process", "postgres", "--level", "critical"))
     assert found == ['[7] FATAL:  role "x" does not exist']
+
+
+def test_a_line_of_a_request_says_what_it_took(home: Path) -> None:
+    line = WORKER[0] | {
+        "process": "worker-1-8b7d20f5",
+        "logger": "access",
+        "message": "POST /v1/chat/completions 200",
+        "method": "POST",
+        "route": "/v1/chat/completions",
+        "status": 200,
+        "duration_ms": 49.6,
+        "request": "req_9",
+        "trace": "9",
+        "key": "key_9",
+        "org": "org_9",
+        "model": "penny",
+        "tokens": {"uncached": 12, "output": 14},
+        "cost_pico_usd": 6_800_000,
+        "queue_ms": None,
+    }
+    (home / "logs" / "worker-1.log").write_text(json.dumps(line) + "\n")
+    assert logs(home, "--process", "worker-1").stdout == (
+        "2026-11-19T05:00:00.100Z worker-1-8b7d20f5 info     POST /v1/chat/completions 200 "
+        "duration_ms=49.6 key=key_9 model=penny uncached=12 output=14 usd=0.0000068 [req_9]\n"
+    )

@@ -33,7 +33,7 @@ CAP = {
     "amount_usd": "500",
     "hard": True,
 }
-INVOICE = {"id": "inv_0192abcdef", "number": "2026-000001"}
+INVOICE = {"id": "inv_0192abcdef", "number": "TG-000001"}
 CAPS, INVOICES = "/v1/admin/spend-caps", "/v1/admin/invoices"
 
 
@@ -153,7 +153,7 @@ def test_a_project_may_be_named(gateway: FakeGateway) -> None:
     assert done.stderr.startswith("tollgate: project: the key's organization has no project 'none'")
 
 
-@pytest.mark.parametrize("named", ["2026-000001", "inv_0192abcdef", "…abcdef", "abcdef"])
+@pytest.mark.parametrize("named", ["TG-000001", "inv_0192abcdef", "…abcdef", "abcdef"])
 def test_an_invoice_is_written_by_number_id_or_ending(
     gateway: FakeGateway, tmp_path: Path, named: str
 ) -> None:
@@ -203,7 +203,10 @@ def test_usage_is_summed_over_buckets_and_pages(gateway: FakeGateway) -> None:
     assert gateway.asked[0][2]["bucket_width"] == ["1d"]
     gateway.on("GET", path, first, last)
     by_day = gateway.run("usage", "2026-11", "--per", "day", "--csv").stdout.splitlines()
-    assert by_day[1:] == ["1970-01-01 00:00,penny,1,10,4,3", "1970-01-02 00:00,penny,1,10,4,3"]
+    assert by_day[1:] == [
+        "1970-01-01T00:00:00+00:00,penny,1,10,4,3",
+        "1970-01-02T00:00:00+00:00,penny,1,10,4,3",
+    ]
 
 
 def test_costs_are_exact_to_the_last_digit(gateway: FakeGateway) -> None:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
 
 import pytest
@@ -26,6 +27,7 @@ from gateway.cli.shared.tables import (
     to_csv,
     to_money,
 )
+from gateway.cli.shared.times import to_day
 
 IDS = ["key_01a220b1b0c971b5a0513b4a82b8a86b", "key_01a220b1b0c971b5a0513b4a82b8ffff"]
 ROWS = [
@@ -126,6 +128,14 @@ def test_csv_and_json_have_every_digit_and_whole_ids() -> None:
     head, row = csv.reader(io.StringIO(to_csv(rows, COLUMNS)))
     assert head == ["id", "n", "name", "plan"]
     assert row == [IDS[0], "0.000000000001", 'a "b", c', ""]
+    shown = (
+        Column("CREATED", "created_at", "time", show=lambda row: to_day(row["created_at"])),
+        Column("USD", "usd", "number", show=lambda row: to_money(row["usd"])),
+    )
+    for moment in (3661, datetime(1970, 1, 1, 1, 1, 1, tzinfo=UTC)):
+        _, line = to_csv([{"created_at": moment, "usd": "0.0000000001"}], shown).splitlines()
+        assert line == "1970-01-01T01:01:01+00:00,0.0000000001"
+    assert to_csv([{"created_at": None, "usd": None}], shown).splitlines()[1] == ","
 
 
 def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:

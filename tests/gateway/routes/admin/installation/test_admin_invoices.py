@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 from beancount import loader
 
@@ -13,6 +15,8 @@ from billing.credits.lines import settle, sweep
 from billing.events import Quantities
 from billing.invoices.accounts import BillingTerms, set_account
 from billing.invoices.invoicer import Invoicer
+from gateway.cli.money.invoices import write_document
+from gateway.cli.shared.target import Gateway, GatewayError, GatewayTarget
 from gateway.webhooks.outbox import fan_out
 from tests.billing.invoices.billed import ACCOUNT_MADE, OCTOBER, at, book, tokens, used
 from tests.billing.samples import an_attempt, an_event
@@ -47,6 +51,21 @@ async def bill(world: World, org_id: str) -> str:
     now = OCTOBER + timedelta(hours=24)
     await invoicer.look()
     return f"{INVOICES}/{draft['id']}"
+
+
+async def test_the_command_line_writes_an_invoice_to_a_file(
+    world: World, org_id: str, tmp_path: Path
+) -> None:
+    """As `tollgate invoices get` does, which asks over a socket."""
+    await bill(world, org_id)
+    gateway = Gateway(world.http, GatewayTarget("http://test", "the test", world.admin_key))
+    for form, begin in (("pdf", b"%PDF-"), ("csv", b"invoice")):
+        path = tmp_path / form
+        _, size = await write_document(gateway, "TG-000001", None, form, path)
+        content = path.read_bytes()
+        assert len(content) == size > 100 and content.startswith(begin)
+    with pytest.raises(GatewayError, match=r"^invoice 'TG-000002': there is none"):
+        await write_document(gateway, "TG-000002", None, "pdf", tmp_path / "none")
 
 
 async def test_the_job_makes_an_invoice_that_leads_down_to_its_requests(
