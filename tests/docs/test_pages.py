@@ -31,3 +31,9 @@ def test_the_tutorial_runs_from_its_first_page_to_its_last(product: Stack) -> No
 def test_few_blocks_of_the_tutorial_are_not_run() -> None:
     blocks = [block for page in TUTORIAL for block in blocks_of(page) if block.language in RUN]
     assert sum("skip" in block.options for block in blocks) <= MAX_SKIPPED
+
+
+@NIGHT
+def test_the_page_on_clients_runs(product: Stack) -> None:
+    page = ROOT / "docs" / "how-to" / "clients.md"
+    run_page(page, product.home.parent, f"127.0.0.1:{product.port}")
