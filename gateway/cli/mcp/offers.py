@@ -102,8 +102,10 @@ async def list_servers(settings: Settings, org: str, project: str, output: Outpu
 @with_options(ORG, PROJECT)
 @click.argument("name")
 async def diff(settings: Settings, name: str, org: str, project: str) -> None:
-    """Show what a server offers that is not approved, with each place that changed, and what in it
-    looks like an attack."""
+    """Show what a server offers that is not approved.
+
+    With each place that changed, and what in it looks like an attack.
+    """
     from gateway.mcp.admin.pins_admin import compared, of_others
     from gateway.mcp.pins import read_pins
 
@@ -156,8 +158,10 @@ def approve(
     revoke: bool,
     **flags: Flags,
 ) -> None:
-    """Approve what a server offers now, and how it is reached; every worker shows it within a
-    second."""
+    """Approve what a server offers now, and how it is reached.
+
+    Every worker shows it within a second.
+    """
     from gateway.mcp.admin.pins_admin import chosen, compared, keys_of, of_others
     from gateway.mcp.known import announce
     from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
@@ -212,8 +216,10 @@ def approve(
     "file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 async def rules(settings: Settings, file: Path | None, org: str, project: str) -> None:
-    """Show the organization's rules for calls, or replace all of them by those of a JSON file: a
-    list, or what is shown (docs/mcp.md)."""
+    """Show the organization's rules for calls, or replace all of them.
+
+    By those of a JSON file: a list, or what is shown (docs/mcp.md).
+    """
     from gateway.audit.log import COMMAND_LINE
     from gateway.mcp.admin.rule_warnings import warnings_of
     from gateway.mcp.known import announce

@@ -26,7 +26,7 @@ MOMENT = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ"])
 
 @click.group()
 def billing() -> None:
-    """Price a period of an organization anew, or make a draft final before its grace is over."""
+    """Price a period anew, or make a draft of an invoice final at once."""
 
 
 @billing.command()

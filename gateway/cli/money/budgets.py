@@ -139,10 +139,11 @@ async def set_(
     project: str | None,
     **others: str | None,
 ) -> None:
-    """Set what may be spent, in USD: a new budget, or another amount for the one that there is.
+    """Set what may be spent, in USD.
 
-    Of the organization, unless a project, a key, a model or a tag is named. In force within a
-    second. At 50, 80 and 100 percent an alert is raised.
+    A new budget, or another amount for the one that there is: of the organization, unless a
+    project, a key, a model or a tag is named. In force within a second. At 50, 80 and 100 percent
+    an alert is raised.
     """
     org_id = await gateway.org_id(org)
     scope = {"project_id": await gateway.project_id(project), **others}
@@ -195,7 +196,10 @@ def one_of(rows: list[dict[str, Any]], named: str, what: str) -> dict[str, Any]:
 @with_output
 @ROWS
 async def alerts(gateway: Gateway, rows: int, output: Output) -> None:
-    """List the thresholds of budgets, credits and rate limits that were reached, newest first."""
+    """List the thresholds of budgets, credits and limits that were reached.
+
+    The newest stand first.
+    """
     found = await gateway.rows("/v1/admin/alerts", rows, order="desc")
     show(found, ALERT_COLUMNS, output, empty="Nothing was reached.")
 

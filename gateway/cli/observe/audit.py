@@ -33,7 +33,7 @@ def audit() -> None:
 @with_options(JSON)
 @click.option("--org", help="Check the log of one organization, by name or id. Default: of all.")
 async def verify(settings: Settings, org: str | None, as_json: bool) -> None:
-    """Find any entry that was edited, taken out, put in or moved, and any tail that was cut off.
+    """Find entries that were edited, taken out, put in, moved or cut off.
 
     Names the first bad entry of each organization and exits with 1. What is whole is noted in the
     home, and the next verification must find it again.

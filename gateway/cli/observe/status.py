@@ -49,7 +49,7 @@ MODEL_COLUMNS = (
 @with_target
 @with_output
 async def status(_settings: Settings, target: GatewayTarget, output: Output) -> None:
-    """Show the health of what requests depend on: spool, databases, engines and upstreams.
+    """Show the health of spool, databases, engines and upstreams.
 
     With an admin key, what went wrong is shown too. Exit code: 0 ready or degraded, 1 not ready or
     not reachable.

@@ -9,9 +9,12 @@ import stat
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import msgspec
+
 from gateway.home import Home
 from gateway.net.listener import AddressError, bind, origin
 from gateway.processes.checks.diagnosis import GIB, Diagnosis
+from gateway.processes.credentials_file import read
 from gateway.settings.load import Settings
 
 LEAST_DISK_BYTES, LOW_DISK_BYTES = 1 * GIB, 5 * GIB
@@ -79,7 +82,22 @@ async def check_port(settings: Settings) -> Diagnosis:
         return Diagnosis(
             name, "fails", str(error), "stop what listens there, or choose another port"
         )
-    return Diagnosis(name, "ok", f"free at {settings.host}")
+    found = f"free at {settings.host}"
+    if (served := await served_by(Home(settings.home))) is not None:
+        found += f"; this home serves at {served}"
+    return Diagnosis(name, "ok", found)
+
+
+async def served_by(home: Home) -> str | None:
+    """Return where a `tollgate up` of this home was started with another port, if it answers."""
+    try:
+        known = read(home.credentials)
+    except (OSError, msgspec.DecodeError):  # commands that need it name the file
+        return None
+    if known is None:
+        return None
+    address = known.base_url.removesuffix("/v1")
+    return None if await version_at(address) is None else address
 
 
 async def version_at(address: str) -> str | None:

@@ -22,6 +22,7 @@ from gateway.processes.checks.stores import (
     judge_redis,
     newest_revision,
 )
+from gateway.processes.credentials_file import Credentials, write
 from gateway.settings.file import SettingsError
 from gateway.settings.load import Settings, load
 from tests.gateway.cli.shared.fake_gateway import serving
@@ -121,6 +122,22 @@ async def test_a_port_that_is_taken_names_who_has_it(tmp_path: Path) -> None:
         gateway.on("GET", "/version", {"version": "0.1.0"})
         judged = await machine.check_port(settings)
         assert judged.state == "ok" and "Tollgate 0.1.0 answers" in judged.found
+
+
+async def test_a_port_of_a_flag_is_found_by_the_credentials(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        settings = settings_of(tmp_path, port=other.getsockname()[1])
+    with serving() as gateway:
+        known = Credentials(base_url=f"{gateway.url}/v1", api_key="sk-a", admin_key="sk-b")
+        path = Home(settings.home).credentials
+        path.parent.mkdir(exist_ok=True)
+        write(path, known)
+        assert "serves" not in (await machine.check_port(settings)).found
+        gateway.on("GET", "/version", {"version": "0.1.0"})
+        judged = await machine.check_port(settings)
+        assert judged.found == f"free at 127.0.0.1; this home serves at {gateway.url}"
+        path.write_text("no JSON")
+        assert (await machine.check_port(settings)).found == "free at 127.0.0.1"
 
 
 async def test_a_gpu_that_this_torch_cannot_use_is_told(
