@@ -29,6 +29,9 @@ class ReloadRequest(msgspec.Struct, frozen=True, kw_only=True, tag="reload"):
     """Only say what would change."""
     replaces_workers: bool = False
     """Replace the workers in any case: for another version of the program, or a new secret."""
+    stops_first: bool = False
+    """Stop engines that are replaced before the new ones start: for memory that has no room for
+    both. Nobody serves their models meanwhile."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

@@ -141,6 +141,13 @@ class EngineSet:
                 dog = Watchdog(each.restarter, address, load_timeout_s=READY_TIMEOUT_S)
                 self._watching[address] = self._tasks.spawn(dog.run(), name=f"watch {address}")
 
+    async def stop_unwanted(self, models: Sequence[ModelConfig]) -> list[str]:
+        """Stop the engines that no model wants, once what they are doing is done, and return the
+        names of their models."""
+        gone = self._part_with_unwanted(models)
+        await asyncio.gather(*(self._end(each) for each in gone))
+        return [each.model.name for each in gone]
+
     async def drop(self, fresh: Iterable[RunningEngine]) -> None:
         """End engines that nobody was told of."""
         for each in fresh:
@@ -152,10 +159,8 @@ class EngineSet:
     ) -> list[str]:
         """End the engines that no model wants, each once it is not `in_use`; return the names of
         their models."""
-        wanted = {each.engine for each in models}
-        gone = [each for each in self._engines.values() if each.address not in wanted]
+        gone = self._part_with_unwanted(models)
         for each in gone:
-            self._retiring[each.address] = self._engines.pop(each.address)
             self._tasks.spawn(self._retire(each, in_use), name=f"retire {each.address}")
         return [each.model.name for each in gone]
 
@@ -166,6 +171,16 @@ class EngineSet:
     async def _retire(self, each: RunningEngine, in_use: Callable[[], Collection[str]]) -> None:
         while each.address in in_use():
             await asyncio.sleep(READY_POLL_S)
+        await self._end(each)
+
+    def _part_with_unwanted(self, models: Sequence[ModelConfig]) -> list[RunningEngine]:
+        wanted = {each.engine for each in models}
+        gone = [each for each in self._engines.values() if each.address not in wanted]
+        for each in gone:
+            self._retiring[each.address] = self._engines.pop(each.address)
+        return gone
+
+    async def _end(self, each: RunningEngine) -> None:
         if (watching := self._watching.pop(each.address, None)) is not None:
             await end_tasks(watching)
         await each.restarter.stop(RETIRE_S)
@@ -191,11 +206,8 @@ class EngineSet:
         return [each for each in models if each.starts_engine and each.engine not in self._engines]
 
     def _engine(self, model: ModelConfig, settings: Settings) -> RunningEngine:
-        number = next(
-            number
-            for number in range(len(self.all) + len(settings.models))
-            if f"unix:{self._home.engine_socket(number)}" == model.engine
-        )
+        assert model.engine is not None
+        number = int(model.engine.removesuffix(".sock").rpartition("-")[2])
         used = {each.record for each in self.all if each.model.name == model.name}
         record = next(each for each in range(1, len(used) + 2) if each not in used)
         start = partial(self._start, number, model, record, settings)

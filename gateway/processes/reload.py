@@ -92,18 +92,39 @@ class Reload:
         if request.is_dry_run:
             added = await self._take_up_plans_and_prices(fresh, lines, keeps=False)
             return ReloadAnswer(changes=lines, message=would(changes, added))
-        await self._start_engines(fresh, say)
+        stopped = await self._stop_engines(fresh, lines, say) if request.stops_first else []
         try:
+            await self._start_engines(fresh, say)
             added = await self._take_up_plans_and_prices(fresh, lines)
             await self._have_workers_take_up(fresh, request, lines, say)
-        except BaseException:
+        except BaseException as error:
             self._retire_engines(self.settings)
+            if stopped and isinstance(error, Exception):
+                await self._bring_back(stopped, say)
             raise
         self._engines.watch()
         gone = self._retire_engines(fresh)
         replaced = self._is_for_new_workers(fresh, request)
         self.settings, self._as_read = fresh, wanted
         return ReloadAnswer(changes=lines, message=done(changes, added, gone, replaced=replaced))
+
+    async def _stop_engines(self, fresh: Settings, lines: list[str], say: Tell) -> list[str]:
+        """Stop the engines that will be replaced; the rest of the settings is tried before. Raises:
+        what `database.take_up` raises."""
+        await self._take_up_plans_and_prices(fresh, lines, keeps=False)
+        say("Stopping engines that are replaced, once their streams have ended.")
+        return await self._engines.stop_unwanted(fresh.models)
+
+    async def _bring_back(self, stopped: list[str], say: Tell) -> None:
+        """Have the engines run again that were stopped; each is tried until it does."""
+        names = ", ".join(stopped)
+        say(f"Starting the old {of_engines(stopped)} of {names} again.")
+        back = await self._engines.begin(self.settings)
+        self._engines.watch()
+        try:
+            await self._engines.until_ready(back)
+        except StartError as error:
+            say(f"Not ready, and tried again: {error}")
 
     async def _start_engines(self, fresh: Settings, say: Tell) -> None:
         """Raises: StartError, with the reason that an engine gives, and nothing is left of any."""

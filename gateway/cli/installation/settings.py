@@ -125,8 +125,14 @@ def show_settings(keys: tuple[str, ...], given: bool, output: Output, **flags: F
     is_flag=True,
     help="Replace the workers one by one in any case: for another version, or a new secret.",
 )
+@click.option(
+    "--stop-first",
+    is_flag=True,
+    help="Stop an engine before the one that replaces it starts, where memory has no room for both."
+    " Nobody serves its model meanwhile.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def reload(dry_run: bool, workers: bool, as_json: bool, **flags: Flags) -> None:
+def reload(dry_run: bool, workers: bool, stop_first: bool, as_json: bool, **flags: Flags) -> None:
     """Put the settings in force that the file now says, without a restart.
 
     The running `tollgate up` reads the file and the variables that it was started with. All of it
@@ -142,7 +148,7 @@ def reload(dry_run: bool, workers: bool, as_json: bool, **flags: Flags) -> None:
         home = Home(load(flags).home)
     except SettingsError as error:
         refuse(f"Refused, the old settings stay in force: {error}", status=REFUSED)
-    request = ReloadRequest(is_dry_run=dry_run, replaces_workers=workers)
+    request = ReloadRequest(is_dry_run=dry_run, replaces_workers=workers, stops_first=stop_first)
     try:
         answer = asyncio.run(ask(home, request, lambda line: click.echo(line, err=True)))
     except NoSupervisor as error:

@@ -101,4 +101,14 @@ def test_an_engine_that_cannot_start_refuses_the_settings(up: Up) -> None:
     refused = command(up, "reload")
     assert refused.returncode == 1 and "engine-" in refused.stderr
     assert up.pids("engine") == before and up.ready()
+    refused = command(up, "reload", "--stop-first")
+    assert refused.returncode == 1 and "Starting the old engine of penny again" in refused.stderr
+    assert set(up.pids("engine")) == set(before) and up.pids("engine") != before
+    with httpx.Client(timeout=START_TIMEOUT_S) as client:
+        assert "data: [DONE]" in "\n".join(begin(client, up).iter_lines()), "it serves again"
+        up.config.write_text(SETTINGS + "max_num_seqs = 5\n" + PENNY)
+        done = command(up, "reload", "--stop-first")
+        assert done.returncode == 0, done.stderr
+        assert len(up.pids("engine")) == 1 and set(up.pids("engine")) != set(before)
+        assert "data: [DONE]" in "\n".join(begin(client, up).iter_lines())
     assert up.end() == 0

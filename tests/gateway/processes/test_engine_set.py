@@ -101,6 +101,18 @@ def test_a_share_that_is_written_down_is_no_share_of_what_is_left(engines: Engin
     assert addresses(engines.read(other)) == {"penny": "engine-1.sock"}
 
 
+async def test_an_engine_that_was_stopped_gives_its_place_back(engines: Engines) -> None:
+    engines.run(FAR + PENNY)
+    old = engines.read(FAR + PENNY)
+    new = engines.read(FAR + PENNY + "[engine]\nmax_num_seqs = 5\n")
+    assert await engines.set.stop_unwanted(new.models) == ["penny"]
+    assert engines.set.all == []
+    for settings, number in ((new, 2), (old, 1)):
+        (model,) = engines.set._missing(settings.models)
+        penny = engines.set._engine(model, settings)
+        assert (penny.number, penny.record) == (number, 1)
+
+
 def test_only_an_engine_that_never_served_is_given_up(engines: Engines) -> None:
     (engine,) = engines.run(PENNY)
     restarter: Restarter = engine.restarter

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -422,8 +423,9 @@ def command(up: Up, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def models(up: Up) -> list[str]:
-    bearer = {"Authorization": f"Bearer {json.loads(credentials_of(up))['api_key']}"}
+def models(up: Up, key: str | None = None) -> list[str]:
+    key = key or json.loads(credentials_of(up))["api_key"]
+    bearer = {"Authorization": f"Bearer {key}"}
     found = httpx.get(f"{up.url()}/models", headers=bearer).json()
     return sorted(each["id"] for each in found["data"])
 
@@ -503,6 +505,24 @@ def test_what_is_stored_by_api_is_in_force_in_all_workers(running: Up) -> None:
         assert models(up) == ["added", "far"], "it is stored still"
         assert client.delete("settings/models/added").status_code == 200
         until(lambda: models(up) == ["far"])
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_four_workers_answer_by_new_settings_once_reload_has_returned(up: Up) -> None:
+    """Each connection comes to one of them."""
+    up.config.write_text("workers = 4\n" + UPSTREAM_ONLY)
+    up.start()
+    key = json.loads(credentials_of(up))["api_key"]
+    for round_ in range(3):
+        name = f"near-{round_}"
+        up.config.write_text("workers = 4\n" + UPSTREAM_ONLY + UPSTREAM_ONLY.replace("far", name))
+        assert command(up, "reload").returncode == 0
+        with ThreadPoolExecutor(16) as pool:
+            asked = pool.map(lambda _: models(up, key), range(200))
+        assert {tuple(each) for each in asked} == {("far", name)}
+    assert len(up.pids("worker")) == 4
+    assert up.end() == 0
 
 
 @pytest.mark.slow
