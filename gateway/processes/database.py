@@ -31,13 +31,15 @@ from gateway.limits.recounts import recounting
 from gateway.processes import credentials_file as credentials
 from gateway.processes.bootstrap import BOOTSTRAP_LOCK, bootstrap
 from gateway.processes.credentials_file import Credentials
-from gateway.secret import Secret
+from gateway.secret import Cipher, Secret
 from gateway.settings.load import DEFAULT_PLAN, Settings
 from gateway.tenancy.changes import EVERYTHING, announce
 from gateway.tenancy.errors import ChangeNotAnnounced
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE
 from gateway.tenancy.money.plans import check_price_lists, record_changes, sync_plans
 from gateway.tenancy.orgs import find_operator
+from gateway.webhooks.endpoints import CIPHER_PURPOSE
+from gateway.webhooks.settings_endpoints import has_endpoints, read_endpoints, sync_endpoints
 from migrations.runner import migrate
 
 log = logging.getLogger(__name__)
@@ -82,6 +84,9 @@ async def prepare(
         )
         async with engine.connect() as conn:
             await check_price_lists(conn, prices.lists.names)
+        async with engine.begin() as conn:
+            await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(BOOTSTRAP_LOCK)))
+            await bring_up_webhooks(conn, settings)
         await sync_price_book(engine, prices, note=record_prices)
         await price_what_waited(engine, redis_url, prices)
     finally:
@@ -124,6 +129,7 @@ async def take_up(
             if not is_taken_back:
                 added = await sync_prices(conn, prices, note=record_prices)
             await _bring_up_plans(conn, settings, prices, changes)
+            await bring_up_webhooks(conn, settings)
             if not keeps:
                 await transaction.rollback()
                 return added
@@ -154,6 +160,18 @@ async def _bring_up_plans(
             target="settings",
             after={"changes": list(changes)},
         )
+
+
+async def bring_up_webhooks(conn: AsyncConnection, settings: Settings) -> None:
+    """Bring the endpoints of the settings up. Raises: SettingsError, InvalidField, SecretError."""
+    operator = await find_operator(conn)
+    if operator is None or not (settings.webhooks or await has_endpoints(conn)):
+        return
+    wanted = await asyncio.to_thread(
+        read_endpoints, settings.webhooks, operator, allow_loopback=settings.egress_to_loopback
+    )
+    secret = await asyncio.to_thread(Secret.load, settings.secret_key_file)
+    await sync_endpoints(conn, Cipher(secret, CIPHER_PURPOSE), wanted)
 
 
 async def _tell_workers(redis_url: str) -> None:

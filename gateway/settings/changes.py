@@ -33,6 +33,7 @@ EFFECTS: Mapping[str, Effect] = {
     "secret_key_file": "restart",
     "models": "live",
     "plans": "live",
+    "webhooks": "live",
     "price_books": "live",
     "deadlines": "live",
     "max_disputed_in_a_row": "live",
@@ -73,7 +74,7 @@ EFFECTS: Mapping[str, Effect] = {
 }
 """The effect of each setting; of a table named here by its keys, that of each key."""
 
-NAMED = frozenset({"models", "plans", "mcp.servers"})
+NAMED = frozenset({"models", "plans", "webhooks", "mcp.servers"})
 """Lists whose entries are known by their names: their order means nothing."""
 HIDDEN = frozenset({"environment", "args", "database_url", "redis_url", "sealed_key"})
 """Their values may be secrets."""

@@ -408,10 +408,24 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
     metrics: MetricsConfig = MetricsConfig()
 
 
+class WrittenWebhook(Strict, frozen=True, kw_only=True):
+    """`[[webhook]]`: an endpoint that events of an organization are sent to."""
+
+    name: Name
+    url: Annotated[str, Meta(min_length=1, max_length=2048)]
+    event_types: Annotated[list[Name], Meta(min_length=1, max_length=32)]
+    org: OrgId | None = None
+    """None: the operator's."""
+    secret_file: Path
+    """The file that holds the secret its messages are signed by, `whsec_` and base64, read again at
+    each reload. The one before signs beside it for a day."""
+
+
 class SettingsFile(PlainSettings, frozen=True, kw_only=True):
     """`tollgate.toml`."""
 
     model: list[WrittenModel] = []
+    webhook: Annotated[list[WrittenWebhook], Meta(max_length=100)] = []
     plan: dict[Name, Any] = {}
     """Each a `WrittenPlan`; converted one by one, so that an error can name it."""
     engine: EngineTable = {}

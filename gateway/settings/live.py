@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.lanes import LaneDeadlines
 from gateway.principal import Plan
-from gateway.settings.file import CompatConfig, WrittenMcp
+from gateway.settings.file import CompatConfig, WrittenMcp, WrittenWebhook
 from gateway.settings.load import Settings
 from gateway.settings.models import ModelConfig
 
@@ -24,6 +24,7 @@ class LiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     deadlines: LaneDeadlines
     compat: CompatConfig
     plans: tuple[Plan, ...]
+    webhooks: tuple[WrittenWebhook, ...] = ()
     price_books: tuple[Path, ...]
     """Their content may change while their paths stay."""
     max_disputed_in_a_row: int

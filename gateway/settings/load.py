@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -32,6 +33,7 @@ from gateway.settings.file import (
     SettingsFile,
     WrittenModel,
     WrittenPlan,
+    WrittenWebhook,
     decode_path,
     explain,
     may_be_path,
@@ -67,6 +69,7 @@ class Settings(PlainSettings, frozen=True, kw_only=True):
     secret_key_file: Path
     models: tuple[ModelConfig, ...]
     plans: tuple[Plan, ...]
+    webhooks: tuple[WrittenWebhook, ...] = ()
     """The one named "default" binds the keys of the first start."""
     price_books: tuple[Path, ...]
     """Those that come with Tollgate, then the configured ones."""
@@ -217,11 +220,16 @@ def read_api_key(replica: ReplicaConfig, secret_file: Path) -> str | None:
         return read_secret(replica.api_key_env)
     if replica.api_key_file is None:
         return None
-    where = f"api_key_file: {replica.api_key_file}"
+    return read_secret_file(replica.api_key_file, "api_key_file")
+
+
+def read_secret_file(path: Path, field: str) -> str:
+    """Return the secret that a file of the operator's holds, one line. Raises: SettingsError."""
+    where = f"{field}: {path}"
     try:
-        if not stat.S_ISREG(replica.api_key_file.stat().st_mode):
+        if not stat.S_ISREG(path.stat().st_mode):
             raise SettingsError(f"{where}: not a file")
-        with replica.api_key_file.open("rb") as file:
+        with path.open("rb") as file:
             content = file.read(MAX_SECRET_BYTES + 1)
     except OSError as error:
         raise SettingsError(f"{where}: {error.strerror}") from None
@@ -335,6 +343,17 @@ def _complete(file: SettingsFile, only: WrittenModel | None) -> Settings:
         **plain | complete,
         models=models,
         plans=tuple(plans.values()),
+        webhooks=_to_webhooks(file.webhook),
+    )
+
+
+def _to_webhooks(written: Sequence[WrittenWebhook]) -> tuple[WrittenWebhook, ...]:
+    names = Counter((each.org, each.name) for each in written)
+    for (_, name), count in names.items():
+        if count > 1:
+            raise SettingsError(f"webhook: two are named {name!r}")
+    return tuple(
+        msgspec.structs.replace(each, secret_file=each.secret_file.absolute()) for each in written
     )
 
 

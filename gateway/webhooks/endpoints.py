@@ -36,6 +36,8 @@ class EndpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     event_types: list[str]
     older_secret_expires_at: datetime | None
     """Until then the secret before this one signs, too."""
+    settings_name: str | None
+    """The name that it has in the settings, which it follows; None: people made it."""
     version: int
     created_at: datetime
     disabled_at: datetime | None
@@ -94,7 +96,7 @@ async def create_endpoint(
         actor=actor,
         action="webhook_endpoint.created",
         target=made.id,
-        after=_seen(made),
+        after=seen(made),
     )
     return EndpointOnce(made, secret)
 
@@ -135,7 +137,7 @@ async def update_endpoint(
         changed["disabled_at"] = None if enabled else sa.func.now()
     if not changed:
         return before
-    return await _change(conn, before, changed, "webhook_endpoint.updated", actor)
+    return await change_endpoint(conn, before, changed, "webhook_endpoint.updated", actor)
 
 
 async def rotate_secret(
@@ -165,7 +167,7 @@ async def rotate_secret(
         values["older_secret_expires_at"] = sa.func.now() + sa.func.make_interval(
             0, 0, 0, 0, 0, 0, grace_s
         )
-    after = await _change(conn, before, values, "webhook_endpoint.secret_rotated", actor)
+    after = await change_endpoint(conn, before, values, "webhook_endpoint.secret_rotated", actor)
     return EndpointOnce(after, secret)
 
 
@@ -183,6 +185,15 @@ async def archive_endpoint(
     check(known)
     if known.archived_at is not None:
         return known
+    _refuse_of_settings(known)
+    return await end_endpoint(conn, known, actor)
+
+
+async def end_endpoint(
+    conn: AsyncConnection, known: EndpointRecord, actor: Actor
+) -> EndpointRecord:
+    """Archive a locked endpoint."""
+    org_id, endpoint_id = known.org_id, known.id
     waiting = sa.update(deliveries).where(
         deliveries.c.org_id == org_id,
         deliveries.c.endpoint_id == endpoint_id,
@@ -191,7 +202,7 @@ async def archive_endpoint(
     ended = {"state": "dead", "failure": "endpoint archived", "ended_at": sa.func.now()}
     await conn.execute(waiting.values(**ended))
     values = {"archived_at": sa.func.now()}
-    return await _change(conn, known, values, "webhook_endpoint.archived", actor)
+    return await change_endpoint(conn, known, values, "webhook_endpoint.archived", actor)
 
 
 async def disable_endpoint(
@@ -201,7 +212,7 @@ async def disable_endpoint(
     before = await _find(conn, org_id, endpoint_id, lock=True)
     if before.disabled_at is None and before.archived_at is None:
         disabled = {"disabled_at": sa.func.now()}
-        await _change(conn, before, disabled, "webhook_endpoint.disabled", actor)
+        await change_endpoint(conn, before, disabled, "webhook_endpoint.disabled", actor)
 
 
 def check_url(url: str, *, allow_loopback: bool) -> None:
@@ -241,16 +252,26 @@ async def _hold(
     check(found)
     if found.archived_at is not None:
         raise ReadOnly("endpoint_id", "an archived endpoint cannot be changed")
+    _refuse_of_settings(found)
     return found
 
 
-async def _change(
+def _refuse_of_settings(endpoint: EndpointRecord) -> None:
+    """Raises: ReadOnly."""
+    if endpoint.settings_name is not None:
+        raise ReadOnly(
+            "endpoint_id", f"it follows the settings ([[webhook]] {endpoint.settings_name})"
+        )
+
+
+async def change_endpoint(
     conn: AsyncConnection,
     before: EndpointRecord,
     values: Mapping[str, Any],
     action: str,
     actor: Actor,
 ) -> EndpointRecord:
+    """Change a locked endpoint, and record it."""
     changed = sa.update(endpoints).where(
         endpoints.c.id == before.id, endpoints.c.org_id == before.org_id
     )
@@ -262,13 +283,13 @@ async def _change(
         actor=actor,
         action=action,
         target=before.id,
-        before=_seen(before),
-        after=_seen(after),
+        before=seen(before),
+        after=seen(after),
     )
     return after
 
 
-def _seen(endpoint: EndpointRecord) -> dict[str, Any]:
+def seen(endpoint: EndpointRecord) -> dict[str, Any]:
     """Return what the audit log shows of an endpoint."""
     fields = ("url", "description", "event_types", "disabled_at", "archived_at", "version")
     return {name: getattr(endpoint, name) for name in fields}

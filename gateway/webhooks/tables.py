@@ -17,6 +17,8 @@ endpoints = sa.Table(
     text("org_id"),
     text("url"),
     text("description", nullable=True),
+    # The name that it has in the settings, which it follows; NULL: people made it.
+    text("settings_name", nullable=True),
     sa.Column("event_types", ARRAY(sa.Text), nullable=False),
     sa.Column("secret_sealed", sa.LargeBinary, nullable=False),
     text("secret_id"),

@@ -36,7 +36,12 @@ class DeliveriesQuery(PageQuery):
 
 
 def to_wire(endpoint: EndpointRecord) -> WebhookEndpoint:
-    return view_of(WebhookEndpoint, endpoint, enabled=endpoint.disabled_at is None)
+    return view_of(
+        WebhookEndpoint,
+        endpoint,
+        enabled=endpoint.disabled_at is None,
+        in_settings=endpoint.settings_name is not None,
+    )
 
 
 def to_delivery(delivery: DeliveryRecord) -> WebhookDelivery:

@@ -37,6 +37,8 @@ class WebhookEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     event_types: list[str]
     description: str | None
+    in_settings: bool
+    """It follows the settings file, and is changed there."""
     enabled: bool
     """False: nothing is sent, because somebody said so or the receiver answered 410."""
     older_secret_expires_at: int | None

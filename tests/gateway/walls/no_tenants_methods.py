@@ -6,6 +6,9 @@ from __future__ import annotations
 SYSTEM = {
     "auth.bearer.access_tokens.AccessTokens.authenticate": "of the token that is shown",
     "auth.bearer.access_tokens.AccessTokens.changed": "of what was announced: it forgets",
+    "installation.follower.StoredSettingsFollower.look": "settings are of the whole installation",
+    "installation.follower.StoredSettingsFollower.merged_into": "of the operator's settings",
+    "installation.follower.StoredSettingsFollower.note": "of the operator's settings",
     "mcp.exchanges.Exchanges.has": "of the operator's settings",
     "mcp.exchanges.Exchanges.replace": "of the operator's settings",
     "mcp.sign_ins.SignIns.finish": "of the consent that its sealed state holds",

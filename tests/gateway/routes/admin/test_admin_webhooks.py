@@ -27,6 +27,7 @@ async def test_an_endpoint_is_made_changed_and_archived(world: World) -> None:
         "id": shown["id"],
         **BODY,
         "description": "ours",
+        "in_settings": False,
         "enabled": True,
         "older_secret_expires_at": None,
         "created_at": shown["created_at"],
