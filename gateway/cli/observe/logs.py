@@ -160,7 +160,11 @@ class LogFiles:
     def all(self) -> Iterator[LogRecord]:
         """Yield the records of all files, each file's in its order."""
         for path in sorted(self._folder.glob("*.log.[0-9]*")):
-            with path.open("rb") as file:
+            try:
+                file = path.open("rb")
+            except FileNotFoundError:  # a newer copy takes its place
+                continue
+            with file:
                 yield from records_of(file, process_of(path))
         yield from self.fresh()
 

@@ -132,7 +132,7 @@ def test_a_key_is_shown_in_no_diff(file: Settings) -> None:
     check_of.check([], [MERGER.with_key(stored("model", "near"), "sk-canary")], file_names(file))
     assert len(check_of.lines) == 1
     assert "sk-canary" not in check_of.lines[0]
-    assert '"sealed_key":"(not shown)"' in check_of.lines[0]
+    assert 'sealed_key = "(not shown)"' in check_of.lines[0]
 
 
 PROGRAM = {"command": "/bin/sh", "args": ["-c", "true"]}

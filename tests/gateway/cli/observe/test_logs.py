@@ -153,3 +153,8 @@ def test_a_line_of_a_request_says_what_it_took(home: Path) -> None:
         "2026-11-19T05:00:00.100Z worker-1-8b7d20f5 info     POST /v1/chat/completions 200 "
         "duration_ms=49.6 key=key_9 model=penny uncached=12 output=14 usd=0.0000068 [req_9]\n"
     )
+
+
+def test_an_older_copy_that_is_replaced_while_files_are_read_is_left_out(home: Path) -> None:
+    (home / "logs" / "worker-9.log.1").symlink_to(home / "replaced")
+    assert len(messages(logs(home, "--json"))) > 1
