@@ -44,7 +44,8 @@ class StartView:
 
     def __init__(self, say: Callable[[str], None], *, on_terminal: bool = False) -> None:
         self._print = say
-        self._display = StageDisplay() if on_terminal else None
+        display = StageDisplay() if on_terminal else None
+        self._display = display if display is not None and display.can_draw else None
         self._began: dict[str, float] = {}
         self._steps: dict[str, str] = {}
 
@@ -106,6 +107,8 @@ class DrawnStage(msgspec.Struct, kw_only=True):
     began: float
     """Monotonic seconds, as `ended` is."""
     ended: float | None = None
+    is_cut_short: bool = False
+    """The start failed, or was interrupted, in it."""
     step: str = ""
     done: int = 0
     """Bytes, as `total` is; 0 of 0 where nothing is counted."""
@@ -118,6 +121,8 @@ class DrawnStage(msgspec.Struct, kw_only=True):
         line = Text(no_wrap=True, overflow="ellipsis")
         if self.ended is not None:
             line.append("+ " if ascii_only else "✓ ", style="green")
+        elif self.is_cut_short:
+            line.append("x " if ascii_only else "✗ ", style="red")
         else:
             frames = "|/-\\" if ascii_only else "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
             line.append(f"{frames[int(now * FRAMES_S) % len(frames)]} ", style="cyan")
@@ -147,6 +152,11 @@ class StageDisplay:
         self._console = Console(highlight=False, markup=False, emoji=False)
         self._stages: list[DrawnStage] = []
         self._live: Live | None = None
+
+    @property
+    def can_draw(self) -> bool:
+        """Tell whether the terminal can move its cursor: one of TERM=dumb gets lines."""
+        return self._console.is_terminal and not self._console.is_dumb_terminal
 
     def say(self, line: str) -> bool:
         """Print a line above what is drawn; False: nothing is."""
@@ -179,9 +189,12 @@ class StageDisplay:
                 stage.ended = time.monotonic()
 
     def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        if self._live is None:
+            return
+        for stage in self._stages:
+            stage.is_cut_short = stage.ended is None
+        self._live.stop()
+        self._live = None
 
     def _text(self) -> Text:
         from rich.text import Text

@@ -118,6 +118,19 @@ def test_what_a_model_is_comes_from_its_folder(tmp_path: Path) -> None:
     assert about_model(model) == str(tmp_path)
 
 
+def test_a_terminal_that_cannot_draw_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    monkeypatch.setenv("TERM", "dumb")
+    said: list[str] = []
+    view = StartView(said.append, on_terminal=True)
+    with view.stage("databases"):
+        pass
+    assert [line.partition(", after")[0] for line in said] == [
+        "Starting: databases",
+        "Ready: databases",
+    ]
+
+
 @pytest.mark.parametrize("width", [60, 100])
 def test_what_is_drawn_fits_the_terminal(width: int) -> None:
     stage = DrawnStage(name="model penny", began=0.0)
@@ -125,6 +138,9 @@ def test_what_is_drawn_fits_the_terminal(width: int) -> None:
     stage.step, stage.done, stage.total = "reads its weights", 400_000_000, 990_000_000
     drawn.append(stage.text(61.5, 11, width, ascii_only=False).plain)
     assert ("400 of 990 MB" if width == 100 else "40%") in drawn[-1]
+    stage.is_cut_short = True
+    drawn.append(stage.text(61.5, 11, width, ascii_only=False).plain)
+    assert drawn[-1].startswith("✗ model penny  reads its weights")
     stage.ended = 62.25
     drawn.append(stage.text(99.0, 11, width, ascii_only=True).plain)
     assert drawn[-1] == "+ model penny  62.2 s"
