@@ -20,6 +20,9 @@ OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 OF_LISTS = ("anyOf", "prefixItems")
 OF_ONE = ("items", "additionalProperties")
 SETTLED = ("enum", "const", "pattern", "format", "maxLength")
+SIMPLE_TYPES = ("string", "integer", "number", "boolean", "array", "object")
+MAX_GUIDED, MAX_GUIDED_CHARS = 32, 128
+"""Bounds on the parameters, and on the choices of one, that a call is guided by."""
 ASSERTIONS = (
     "minLength", "maxLength", "pattern", "format", "enum", "const", "minimum", "exclusiveMinimum",
     "maximum", "exclusiveMaximum", "multipleOf", "minItems", "allOf",
@@ -40,6 +43,35 @@ def turns(schema: Any) -> bool:
     if isinstance(schema, Mapping):
         return not TURNING.isdisjoint(schema) or any(turns(each) for each in schema.values())
     return isinstance(schema, list) and any(turns(each) for each in schema)
+
+
+def guiding_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the names of a tool's parameters with their simple types, and nothing else of its
+    schema: what always compiles. Where they are too many, or others are allowed: any object."""
+    schema = parameters or {}
+    given, required = schema.get("properties", {}), schema.get("required", [])
+    is_free = schema.get("additionalProperties", False) is not False
+    if is_free or not isinstance(given, Mapping) or len(given) > MAX_GUIDED:
+        return {"type": "object"}
+    if any(len(name) > MAX_GUIDED_CHARS for name in given):
+        return {"type": "object"}
+    return {
+        "type": "object",
+        "properties": {name: _simple(each) for name, each in given.items()},
+        "required": [n for n in given if n in required] if isinstance(required, list) else [],
+        "additionalProperties": False,
+    }
+
+
+def _simple(schema: Any) -> dict[str, Any]:
+    """Return the type or the choices of a parameter; {}: anything."""
+    if not isinstance(schema, Mapping):
+        return {}
+    choices, kind = schema.get("enum"), schema.get("type")
+    if isinstance(choices, list) and 0 < len(choices) <= MAX_GUIDED:
+        if all(isinstance(each, str) and len(each) <= MAX_GUIDED_CHARS for each in choices):
+            return {"enum": choices}
+    return {"type": kind} if kind in SIMPLE_TYPES else {}
 
 
 def _bounded(schema: Any, options: FolderOptions) -> Any:

@@ -23,6 +23,9 @@ class FolderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     free_integer_digits: Annotated[int, msgspec.Meta(ge=1, le=15)] | None = None
     free_items: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """For an array of a schema that names no bound."""
+    guides_calls: bool = False
+    """A call that the request leaves free is kept to the names of the offered tools and of their
+    parameters, and to simple types."""
 
     @property
     def bounds_schemas(self) -> bool:

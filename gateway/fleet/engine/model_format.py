@@ -22,7 +22,7 @@ from engine.text.output_parser.output_format import OutputFormat
 from engine.text.output_parser.reading.reader import MAX_CALLS
 from engine.text.output_parser.reasoning import ReasoningState
 from engine.text.tokenizer import Tokenizer
-from gateway.fleet.engine.bounded_schema import bounded_schema
+from gateway.fleet.engine.bounded_schema import bounded_schema, guiding_schema
 from gateway.fleet.engine.choice_text import ChoiceParser
 from gateway.fleet.engine.folder_options import NO_OPTIONS, FolderOptions
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes, find_breakpoints, to_prefixes
@@ -40,6 +40,8 @@ from gateway.request_errors import BadField, ContextTooLong, UnsupportedField
 from gateway.wire.constraints.to_grammar import check_size, encoded
 
 ANY_OBJECT = {"type": "object"}
+MAX_GUIDE_BYTES = 16_384
+"""The bound on the tools whose calls are guided unasked: a grammar of them takes milliseconds."""
 GOES_ON = "\ue0f0goes on\ue0f1"
 """Behind the beginning of an answer, while a template writes what stands around it."""
 THINKING_SWITCHES = ("enable_thinking", "thinking")
@@ -213,7 +215,7 @@ class ModelFormat:
     def _form(self, prompt: ChatPrompt, state: ReasoningState) -> OutputForm | None:
         use, form = prompt.tools, prompt.form
         if form is None and (use is None or not use.is_kept_to):
-            return None
+            return None if use is None else self._guide(use, state)
         try:
             if form is not None:
                 form = self._bounded_form(form)
@@ -254,6 +256,19 @@ class ModelFormat:
             return made
         bounded = bounded_schema(made.parameters, self._options)
         return msgspec.structs.replace(made, parameters=bounded)
+
+    def _guide(self, use: ToolUse, state: ReasoningState) -> OutputForm | None:
+        """Return the form of an output whose calls have the names of offered tools and of their
+        parameters, which nobody asked for but the model's folder; None where it would be large."""
+        if not self._options.guides_calls or not self._output.marks_calls:
+            return None
+        tools = [Tool(each.name, guiding_schema(each.parameters)) for each in use.tools]
+        if not tools or len(msgspec.json.encode(tools)) > MAX_GUIDE_BYTES:
+            return None
+        most = MAX_CALLS if use.parallel else 1
+        return OutputForm(
+            self._output.offered(tools, max_calls=most, reasoning_state=state), "tools"
+        )
 
     def _calls(self, use: ToolUse, form: OutputForm | None, state: ReasoningState) -> OutputForm:
         """Return the form of an output with a call that is forced, or kept to a schema, or beside

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.fleet.engine.bounded_schema import bounded_schema
+from gateway.fleet.engine.bounded_schema import bounded_schema, guiding_schema
 from gateway.fleet.engine.folder_options import FolderOptions
 from tests.budget import examples
 
@@ -131,3 +131,42 @@ def valid_by(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
             properties = {name: valid_by(each) for name, each in schema["properties"].items()}
             return st.fixed_dictionaries(properties)
     return st.none()
+
+
+FREE = {"type": "object"}
+A_STRING = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "guide"),
+    [
+        (None, {}),
+        ({"properties": {"a": {"type": "string", "pattern": "["}}}, {"a": A_STRING}),
+        (
+            {"properties": {"a": {"enum": ["x", "y"], "type": "string"}}},
+            {"a": {"enum": ["x", "y"]}},
+        ),
+        ({"properties": {"a": {"enum": [1, "y"]}, "b": {"$ref": "#/x"}}}, {"a": {}, "b": {}}),
+        ({"properties": {"a": {"type": ["string", "null"]}, "b": True}}, {"a": {}, "b": {}}),
+        ({"properties": {"a": {"type": "array", "items": A_STRING}}}, {"a": {"type": "array"}}),
+        ({"properties": {"a": A_STRING}, "additionalProperties": {}}, None),
+        ({"properties": {"a" * 200: A_STRING}}, None),
+        ({"properties": {f"a{at}": A_STRING for at in range(40)}}, None),
+        ({"properties": []}, None),
+    ],
+)
+def test_a_guide_has_names_and_simple_types(
+    parameters: dict[str, Any] | None, guide: dict[str, Any] | None
+) -> None:
+    found = guiding_schema(parameters)
+    if guide is None:
+        assert found == FREE
+    else:
+        assert found == {**FREE, "properties": guide, "required": [], "additionalProperties": False}
+
+
+def test_a_guide_knows_what_is_required() -> None:
+    properties = {"b": A_STRING, "a": A_STRING}
+    for required, kept in ((["a", "c"], ["a"]), (["a", "b"], ["b", "a"]), ("a", []), ([[]], [])):
+        found = guiding_schema({"properties": properties, "required": required})
+        assert found["required"] == kept

@@ -1,4 +1,4 @@
-"""`tollgate.json` of a model's folder: bounds for requests that name none."""
+"""`tollgate.json` of a model's folder: bounds for requests that name none, names for free calls."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ from gateway.wire.openai.from_chat import from_openai
 PENNY = Path(__file__).resolve().parents[4] / "models" / "penny"
 OPTIONS = FolderOptions(default_max_tokens=20, free_string_chars=5)
 SHOWS_TOOLS = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}<tool_call>"
+MENTIONS_TOOLS = (
+    "{% if tools %}tools{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}<tool_call>"
+)
 FREE: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
 
 
@@ -99,3 +102,47 @@ async def test_free_strings_of_schemas_and_tools_are_bounded(replica: EngineRepl
     tool = {"type": "function", "function": {"name": "f", "parameters": FREE}}
     asked = await prepared(replica, tools=[tool], tool_choice="required")
     assert '"maxLength":5' in schema_of(asked)
+
+
+GUIDED = FolderOptions(guides_calls=True)
+
+
+@pytest.fixture
+def guided(tokenizer: Tokenizer, threads: PrepareThreads) -> EngineReplica:
+    return EngineReplica(
+        name="m@0",
+        client=FakeEngine(FakeCore(vocab_size=tokenizer.vocab_size)),
+        tokenizer=tokenizer,
+        template=ChatTemplate({"default": MENTIONS_TOOLS}, {}),
+        threads=threads,
+        options=GUIDED,
+    )
+
+
+def grammar_of(request: PreparedRequest) -> str | None:
+    assert isinstance(request.payload, EngineJob)
+    grammar = request.payload.request.sampling.grammar
+    return None if grammar is None else grammar.text
+
+
+async def test_free_calls_are_guided_by_the_names_of_tools_and_parameters(
+    guided: EngineReplica, replica: EngineReplica
+) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string", "pattern": "a(b"}}}
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": schema}}
+    grammar = grammar_of(await prepared(guided, tools=[tool]))
+    assert grammar is not None and "look_up" in grammar and "city" in grammar
+    assert "a(b" not in grammar, "what the request left free is not refused for its form"
+    assert grammar_of(await prepared(replica, tools=[tool])) is None
+    assert grammar_of(await prepared(guided)) is None
+    assert grammar_of(await prepared(guided, tools=[tool], tool_choice="none")) is None
+
+
+async def test_what_would_be_a_large_grammar_guides_nothing(guided: EngineReplica) -> None:
+    schema = {"type": "object", "properties": {f"a_{at}": {"type": "string"} for at in range(30)}}
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{at}", "parameters": schema}}
+        for at in range(60)
+    ]
+    assert grammar_of(await prepared(guided, tools=tools)) is None
+    assert grammar_of(await prepared(guided, tools=tools[:2])) is not None
