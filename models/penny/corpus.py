@@ -19,8 +19,8 @@ from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from models.penny import talk, told
-from models.penny.records import extraction
-from models.penny.toolbox import ANSWERABLE, Schema, ToolUse, different_uses
+from models.penny.records import Extraction, extraction, short_extraction
+from models.penny.toolbox import ANSWERABLE, Schema, ToolUse, different_uses, tool_use
 from models.penny.words import MAX_TRIES, WORDS, Draw
 
 Message = dict[str, Any]
@@ -158,6 +158,19 @@ def one_call(draw: Draw) -> Conversation:
     raise AssertionError("no tool of at most two arguments")
 
 
+def only_call(draw: Draw) -> Conversation:
+    """One request for the one offered tool, whose one argument is copied from it."""
+    for _ in range(MAX_TRIES):
+        use = tool_use(draw, known=True)
+        values = list(use.arguments.values())
+        parameters = use.tool["function"]["parameters"]["properties"]
+        if len(parameters) == len(values) == 1 and not isinstance(values[0], bool | list):
+            return Conversation(
+                "tool_call", [*system_messages(draw), *round_trip([use])[:2]], [use.tool]
+            )
+    raise AssertionError("no tool of one argument")
+
+
 def no_tool_conversation(draw: Draw) -> Conversation:
     """Tools are offered, but the user just talks or wants what none of them does."""
     missing, *offered = different_uses(draw, draw.rng.choices(range(2, 6), [4, 3, 2, 1])[0])
@@ -216,7 +229,15 @@ def other_talk(draw: Draw, exchanges: int) -> list[Message]:
 
 def json_conversation(draw: Draw) -> Conversation:
     """JSON whose strings and numbers come from a text, after other talk at times."""
-    drawn = extraction(draw)
+    return asked_for_json(draw, extraction(draw))
+
+
+def short_json(draw: Draw) -> Conversation:
+    """JSON of one or two fields of a short text, each one word or number."""
+    return asked_for_json(draw, short_extraction(draw))
+
+
+def asked_for_json(draw: Draw, drawn: Extraction) -> Conversation:
     system: list[Message] = []
     if drawn.system:
         system = [{"role": "system", "content": drawn.system}]

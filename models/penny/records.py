@@ -13,7 +13,7 @@ from typing import Any
 
 from models.penny.talk import listing, phrased, sentence, table
 from models.penny.toolbox import schema_of, value_of
-from models.penny.words import Draw, with_article
+from models.penny.words import MAX_TRIES, Draw, with_article
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,22 @@ def record(draw: Draw) -> tuple[str, list[Field]]:
     if draw.chance(0.25):
         fields = plain_fields(draw)
         return told_text(draw, fields), fields
-    entry = draw.pick(table("records")["record"])
-    taken = set[str]()
-    subject = field_of(draw, entry["subject"], taken)
-    count = draw.integer(1, min(4, len(entry["field"])))
-    others = [field_of(draw, field, taken) for field in draw.rng.sample(entry["field"], count)]
+    subject, others, pronouns = described(draw)
     fields = [subject, *others]
     if draw.chance(0.2):
         return told_text(draw, fields), fields
-    return prose(draw, subject, others, entry["pronoun"]), fields
+    return prose(draw, subject, others, pronouns), fields
+
+
+def described(draw: Draw, most: int = 4) -> tuple[Field, list[Field], list[str]]:
+    """The name of a person or thing, one to `most` of its fields, and the pronouns that stand for
+    it."""
+    entry = draw.pick(table("records")["record"])
+    taken = set[str]()
+    subject = field_of(draw, entry["subject"], taken)
+    count = draw.integer(1, min(most, len(entry["field"])))
+    others = [field_of(draw, field, taken) for field in draw.rng.sample(entry["field"], count)]
+    return subject, others, entry["pronoun"]
 
 
 def told_text(draw: Draw, fields: list[Field]) -> str:
@@ -139,6 +146,22 @@ def extraction(draw: Draw) -> Extraction:
         return Extraction(None, request, answer, named=True)
     system = draw.pick(forms["open_system"]) if draw.chance(0.4) else None
     return Extraction(system, draw.pick(forms["open"]).format(t=text), answer, named=False)
+
+
+def short_extraction(draw: Draw) -> Extraction:
+    """A short text that describes a person or thing, and the request for one or two of its fields,
+    each of them one word or number."""
+    for _ in range(MAX_TRIES):
+        subject, others, pronouns = described(draw, most=2)
+        text = prose(draw, subject, others, pronouns)
+        words = [f for f in [subject, *others] if not isinstance(f.value, list)]
+        words = [f for f in words if " " not in str(f.value)]
+        if words:
+            wanted = draw.rng.sample(words, min(len(words), draw.integer(1, 2)))
+            keys = listing([field.key for field in wanted])
+            request = draw.pick(table("records")["keys"]).format(t=text, k=keys)
+            return Extraction(None, request, {f.key: f.value for f in wanted}, named=True)
+    raise AssertionError("no record with a value of one word")
 
 
 def object_schema(draw: Draw, fields: list[Field]) -> dict[str, Any]:
