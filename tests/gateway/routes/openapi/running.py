@@ -40,6 +40,7 @@ from gateway.auth.oauth.tokens import rfc9068_access_token
 from gateway.auth.oauth.tokens.grants import create_grant
 from gateway.auth.oauth.tokens.rfc9068_access_token import AccessClaims, token_id
 from gateway.db import tenant
+from gateway.fleet.engine.folder_options import FILE
 from gateway.home import Home
 from gateway.mcp.approvals import PostgresApprovals
 from gateway.permissions import IDENTITY_SCOPES, KEY_SCOPES
@@ -80,7 +81,7 @@ CONFIG = """
 price_books = ["{folder}/book.toml"]
 [[model]]
 name = "near"
-path = "{root}/models/penny"
+path = "{folder}/penny"
 engine = "unix:{folder}/engine.sock"
 {near}
 [[model]]
@@ -457,6 +458,16 @@ class Running:
         return rfc9068_access_token.sign(authority.keys.ring, claims)
 
 
+def link_penny(folder: Path) -> None:
+    """Make a folder of penny's files without its `tollgate.json`, which guides calls by grammars:
+    the fake engine keeps to none."""
+    folder.mkdir(exist_ok=True)
+    for file in (ROOT / "models" / "penny").iterdir():
+        link = folder / file.name
+        if file.name != FILE and not link.exists():
+            link.symlink_to(file)
+
+
 @contextmanager
 def running(
     folder: Path,
@@ -483,7 +494,8 @@ def running(
         config = folder / "tollgate.toml"
         (folder / "book.toml").write_text(BOOK)
         where = f"http://127.0.0.1:{far.sockets[0].getsockname()[1]}/v1"
-        written = CONFIG.format(root=ROOT, folder=folder, upstream=where, near=near)
+        link_penny(folder / "penny")
+        written = CONFIG.format(folder=folder, upstream=where, near=near)
         config.write_text(written + more + SHOWN)
         engine = EngineServer(core or FakeCore(vocab_size=VOCAB_SIZE), f"unix:{folder}/engine.sock")
         await engine.start()
