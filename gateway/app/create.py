@@ -75,6 +75,7 @@ from gateway.limits.refused_caps import RefusedCaps
 from gateway.logs import worker_name
 from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.service.service import open_mcp, open_tool_loops
+from gateway.net.mail import Mailer, MailServer
 from gateway.networks import Networks
 from gateway.resources import Resources
 from gateway.responses.wiring import Responses, open_responses
@@ -104,8 +105,8 @@ from gateway.routes.shared.request_state import (
 )
 from gateway.routes.shared.services import Services
 from gateway.secret import Secret
-from gateway.settings.file import LogsConfig
-from gateway.settings.load import Settings
+from gateway.settings.file import LogsConfig, MailConfig
+from gateway.settings.load import Settings, read_secret
 from gateway.telemetry import Telemetry
 from gateway.tenancy.changes import announce_suspensions
 from gateway.tenancy.idempotency_keys import IdempotencyKeys
@@ -336,11 +337,27 @@ async def open_services(
         asked_arguments=CallArguments(secret),
         cache_report=report,
         trusted_proxies=Networks.of(settings.trusted_proxies),
+        mailer=Mailer(to_mail_server(settings.mail)),
     )
     services.configuration = LiveConfiguration(
         settings, resources=resources, services=services, models=models, leases=leases, auth=auth
     )
     return services
+
+
+def to_mail_server(config: MailConfig | None) -> MailServer | None:
+    """Add the password to the settings of an SMTP server. Raises: SettingsError."""
+    if config is None:
+        return None
+    variable = config.password_env
+    return MailServer(
+        host=config.host,
+        port=config.port,
+        tls=config.tls,
+        sender=config.sender,
+        user=config.user,
+        password=None if variable is None else read_secret(variable, "mail.password_env"),
+    )
 
 
 async def open_resources(

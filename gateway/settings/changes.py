@@ -71,6 +71,7 @@ EFFECTS: Mapping[str, Effect] = {
     "logs.max_bytes": "restart",
     "logs.keep": "restart",
     "metrics": "restart",
+    "mail": "workers",
 }
 """The effect of each setting; of a table named here by its keys, that of each key."""
 

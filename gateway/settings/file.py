@@ -43,6 +43,7 @@ MCP_PATTERN = r"^[a-z0-9](?:-?[a-z0-9]){0,23}\Z"
 ORG_PATTERN = r"^org_[0-9A-Za-z]{1,64}\Z"
 ORGS_PROJECT_PATTERN = r"^org_[0-9A-Za-z]{1,64}/proj_[0-9A-Za-z]{1,64}\Z"
 ADDRESS_PATTERN = rf"^(unix:[^\x00-\x1f]+|tcp:[^\s\x00-\x1f]+:{PORT})\Z"
+SENDER_PATTERN = r"^[^\x00-\x1f\x7f<>]*(<[^\s<>@]+@[^\s<>@]+>|[^\s<>@]+@[^\s<>@]+)$"
 BUCKET_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z"
 PREFIX_PATTERN = r"^([A-Za-z0-9_-][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}){0,7})?\Z"
 IN_WORDS = {
@@ -102,6 +103,20 @@ class LogsConfig(Strict, frozen=True, kw_only=True):
     """A file that has outgrown it begins anew."""
     keep: Annotated[int, Meta(ge=0, le=99)] = 1
     """So many older ones stay beside it."""
+
+
+class MailConfig(Strict, frozen=True, kw_only=True):
+    """`[mail]`: the SMTP server by which invites and password links are sent."""
+
+    host: Annotated[str, Meta(min_length=1, max_length=253)]
+    port: Annotated[int, Meta(ge=1, le=65_535)] = 587
+    tls: Literal["starttls", "implicit", "none"] = "starttls"
+    """`starttls` and `implicit` send nothing without it. `none`: for a server on this machine."""
+    sender: Annotated[str, Meta(pattern=SENDER_PATTERN, max_length=320)]
+    """The address that the messages come from, or `Name <address>`."""
+    user: Annotated[str, Meta(min_length=1, max_length=320)] | None = None
+    password_env: Name | None = None
+    """The environment variable that holds the user's password."""
 
 
 class MetricsConfig(Strict, frozen=True, kw_only=True):
@@ -406,6 +421,8 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     logs: LogsConfig = LogsConfig()
     metrics: MetricsConfig = MetricsConfig()
+    mail: MailConfig | None = None
+    """None: links stand in the answers alone."""
 
 
 class WrittenWebhook(Strict, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from typing import Any
 from litestar import Response
 
 from gateway.auth.login.reset import make_reset, to_link
+from gateway.net.mail import invitation, password_link
 from gateway.routes.oauth.protected_resources import public_url
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.resource import (
@@ -86,7 +87,8 @@ async def reset_password(request: AdminRequest) -> Response[bytes]:
             now=authorization.clock(),
         )
     url = to_link(public_url(request.http), made.token)
-    shown = view_of(PasswordReset, made, user_id=request.id, url=url)
+    mail = await request.services.mailer.send(password_link(user.email, url))
+    shown = view_of(PasswordReset, made, user_id=request.id, url=url, mail=mail)
     return show_once(request, shown, status=201)
 
 
@@ -108,7 +110,8 @@ async def invite(request: AdminRequest, wanted: NewInvite) -> Response[bytes]:
         )
     projects = [InviteProject(id=each.id, role=each.role) for each in made.invite.projects]
     url = invite_verbs.to_link(public_url(request.http), made.token)
-    shown = view_of(CreatedInviteView, made.invite, projects=projects, url=url)
+    mail = await request.services.mailer.send(invitation(wanted.email, url, wanted.role))
+    shown = view_of(CreatedInviteView, made.invite, projects=projects, url=url, mail=mail)
     return show_once(request, shown, status=201)
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import sqlalchemy as sa
 from litestar import Response
+from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.db import tenant
+from gateway.net.mail import invitation
 from gateway.principal import SCOPE_ADMIN, SCOPE_USAGE_READ
 from gateway.routes.oauth.protected_resources import public_url
 from gateway.routes.shared.access import needs
@@ -78,6 +80,9 @@ async def create(request: AdminRequest, wanted: NewOrg) -> Response[bytes]:
         else:
             invite = await first_invite(conn, request, org, wanted.owner_email)
             made = CreatedOrg(organization=to_view(org), owner_invite=invite)
+    if (shown := made.owner_invite) is not None:  # the link leads somewhere by now
+        mail = await request.services.mailer.send(invitation(shown.email, shown.url, "owner"))
+        made = replace(made, owner_invite=replace(shown, mail=mail))
     return show_once(request, made, status=201)
 
 
@@ -108,7 +113,8 @@ async def first_invite(
         secret=request.services.authorization.secret,
         actor=request.actor,
     )
-    return view_of(FirstInvite, made.invite, url=to_link(public_url(request.http), made.token))
+    url = to_link(public_url(request.http), made.token)
+    return view_of(FirstInvite, made.invite, url=url, mail="not_configured")
 
 
 @orgs.update("Rename an organization, or give it another plan", OrgPatch)

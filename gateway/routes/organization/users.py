@@ -15,6 +15,7 @@ from litestar import Response
 from msgspec import UnsetType
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.net.mail import invitation
 from gateway.principal import Role
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.resource import (
@@ -35,6 +36,7 @@ from gateway.wire.organization.organization import DeletedObject, ListQuery
 from gateway.wire.shared.resource import view_of
 
 INVITE_LINK = "x-tollgate-invite-link"
+INVITE_MAIL = "x-tollgate-invite-mail"
 UserInProjects = tuple[User, list[Membership]]
 
 
@@ -145,7 +147,8 @@ async def list_invites(request: AdminRequest, query: ListQuery) -> tuple[list[In
 
 
 @invites.create(
-    "Invite somebody; the header X-Tollgate-Invite-Link of the answer is their link",
+    "Invite somebody; the header X-Tollgate-Invite-Link of the answer is their link, and"
+    " X-Tollgate-Invite-Mail says whether it was sent to them",
     wire.InviteCreate,
     status=200,
 )
@@ -170,7 +173,10 @@ async def create_invite(request: AdminRequest, wanted: wire.InviteCreate) -> Res
         )
     response = show_once(request, to_invite(made.invite))
     url = request.http.app.state.public_url
-    response.headers[INVITE_LINK] = invite_verbs.to_link(url, made.token)
+    link = invite_verbs.to_link(url, made.token)
+    response.headers[INVITE_LINK] = link
+    message = invitation(wanted.email, link, wanted.role)
+    response.headers[INVITE_MAIL] = await request.services.mailer.send(message)
     return response
 
 

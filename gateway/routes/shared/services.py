@@ -30,6 +30,7 @@ from gateway.inference.services import GenerationServices
 from gateway.installation.merge import Merger
 from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.service.service import McpService
+from gateway.net.mail import Mailer
 from gateway.networks import Networks
 from gateway.responses.wiring import Responses
 from gateway.settings.live import LiveSettings
@@ -101,6 +102,7 @@ class Services(msgspec.Struct, kw_only=True):
     tool_loops: ToolLoops | None = None
     """None: there is no server whose tools a model could call."""
     trusted_proxies: Networks = Networks()
+    mailer: Mailer = msgspec.field(default_factory=lambda: Mailer(None))
     configuration: Configuration | None = None
     """None: it takes up no other settings."""
     started_at: int = msgspec.field(default_factory=lambda: int(time.time()))

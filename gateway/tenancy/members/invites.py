@@ -1,7 +1,8 @@
 """Invites: somebody may become a user of an org by a link that works once, for a week.
 
-Nobody here sends an e-mail: the link stands in the answer to whoever invites, this once; what is
-stored is its token's HMAC under a pepper that Postgres never sees.
+Nobody here sends an e-mail (`gateway.net.mail` does, for routes): the link stands in the answer to
+whoever invites, this once; what is stored is its token's HMAC under a pepper that Postgres never
+sees.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from foundation.structs import patch_of
+from gateway.net.mail import MailOutcome
 
 Name = Annotated[str, Meta(min_length=1, max_length=100)]
 Email = Annotated[str, Meta(min_length=3, max_length=254)]
@@ -54,12 +55,14 @@ class FirstKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FirstInvite(msgspec.Struct, frozen=True, kw_only=True):
-    """The invite of the first owner. `url`: where it is accepted, shown this once."""
+    """The invite of the first owner. `url`: where it is accepted, shown this once. `mail`: whether
+    the link was sent to the address."""
 
     id: str
     email: str
     url: str
     expires_at: int
+    mail: MailOutcome
 
 
 class CreatedOrg(msgspec.Struct, frozen=True, kw_only=True):

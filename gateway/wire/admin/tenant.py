@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from foundation.structs import patch_of
+from gateway.net.mail import MailOutcome
 from gateway.principal import Role
 
 MAX_ORIGINS = 50
@@ -71,12 +72,13 @@ class UserView(msgspec.Struct, frozen=True, kw_only=True):
 
 class PasswordReset(msgspec.Struct, frozen=True, kw_only=True):
     """A password reset. `url`: where the user sets another password, once and until `expires_at`;
-    shown this once."""
+    shown this once. `mail`: whether the link was sent to them."""
 
     object: str = "user.password_reset"
     user_id: str
     expires_at: int
     url: str
+    mail: MailOutcome
 
 
 class InviteProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,7 +95,8 @@ class NewInvite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class CreatedInviteView(msgspec.Struct, frozen=True, kw_only=True):
-    """An invite as its creator sees it. `url`: where it is accepted, shown this once."""
+    """An invite as its creator sees it. `url`: where it is accepted, shown this once. `mail`:
+    whether the link was sent to the address."""
 
     object: str = "invite"
     id: str
@@ -103,3 +106,4 @@ class CreatedInviteView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     expires_at: int
     url: str
+    mail: MailOutcome

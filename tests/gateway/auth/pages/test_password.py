@@ -323,7 +323,7 @@ async def test_an_administrator_makes_a_link_and_only_for_who_has_no_more_than_t
         made = await http.post(path, headers=owner | {"idempotency-key": "1"})
         assert made.status_code == 201 and made.headers["cache-control"] == "no-store"
         shown = made.json()
-        assert set(shown) == {"object", "user_id", "expires_at", "url"}
+        assert set(shown) == {"object", "user_id", "expires_at", "url", "mail"}
         again = await http.post(path, headers=owner | {"idempotency-key": "1"})
         assert again.json() == shown and again.headers["idempotent-replayed"] == "true"
         body = {"name": "members", "scopes": ["admin:members"]}
