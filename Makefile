@@ -19,7 +19,8 @@ export PIP_NO_INPUT := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 CONFORMANCE := @modelcontextprotocol/conformance@0.2.0-alpha.12 @modelcontextprotocol/sdk@1 \
-  @modelcontextprotocol/inspector@2 oauth4webapi@3 oidc-provider@9 playwright-core@1
+  @modelcontextprotocol/inspector@2 @modelcontextprotocol/server-everything@2026.8.31 oauth4webapi@3 oidc-provider@9 \
+  playwright-core@1
 KIT = npm install --prefix .conformance --no-audit --no-fund $(CONFORMANCE) \
   "node-$$(uname -s | tr A-Z a-z)-$$(uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')@24"
 

@@ -75,8 +75,9 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "tollgate prices apply": ("tollgate prices apply --digest 3f2a draft.toml",),
     "tollgate prices check": ("tollgate prices check --litellm model_prices.json",),
     "tollgate mcp add": (
-        "tollgate mcp add docs --url https://mcp.example.com/mcp",
-        "tollgate mcp add files --command npx --arg server-files@1.0.0",
+        "tollgate mcp add docs https://mcp.example.com/mcp",
+        "tollgate mcp add pets --openapi openapi.json",
+        "tollgate mcp add files -- npx -y server-files@1.0.0 /srv/files",
     ),
     "tollgate mcp remove": ("tollgate mcp remove docs",),
     "tollgate mcp list": ("tollgate mcp list", "tollgate mcp list --org acme --json"),

@@ -22,6 +22,7 @@ from gateway.cli.identity.keys import keys
 from gateway.cli.identity.tenancy import orgs, projects
 from gateway.cli.identity.users import users
 from gateway.cli.installation.backup import backup
+from gateway.cli.installation.models import models
 from gateway.cli.installation.settings import config, doctor, reload
 from gateway.cli.mcp.servers import mcp
 from gateway.cli.money.billing import billing, reconcile
@@ -32,7 +33,7 @@ from gateway.cli.money.prices import prices
 from gateway.cli.money.spool import spool
 from gateway.cli.observe.audit import audit
 from gateway.cli.observe.logs import logs
-from gateway.cli.observe.status import models, status
+from gateway.cli.observe.status import status
 from gateway.cli.observe.top import top
 from gateway.cli.observe.usage import costs, usage
 from gateway.cli.shared.command import (

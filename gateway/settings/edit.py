@@ -1,4 +1,4 @@
-"""The settings file's text with one MCP server more, fewer or otherwise: nothing else of it moves.
+"""The settings file's text with one key of an MCP server otherwise: nothing else of it moves.
 
 What comes out is read again and has to say exactly what was wanted; a file that is written in
 another way is left as it is.
@@ -21,17 +21,7 @@ from gateway.settings.file import SettingsError
 from gateway.settings.load import load
 
 OF_SERVERS = re.compile(r"\s*\[\[\s*mcp\s*\.\s*servers\s*\]\]")
-OTHER_TABLE = re.compile(r"\s*\[(?!\s*mcp\s*\.\s*servers\s*\.)")
 ANY_TABLE = re.compile(r"\s*\[")
-
-
-def with_server(content: str, written: Mapping[str, Any]) -> str:
-    """Add a server's table; `written`: its keys; those of None are left out."""
-    lines = [
-        f"{key} = {to_toml(value)}" for key, value in written.items() if value not in (None, [])
-    ]
-    table = "\n".join(["", "[[mcp.servers]]", *lines, ""])
-    return content + ("" if content.endswith("\n") or not content else "\n") + table
 
 
 def to_toml(value: Any) -> str:
@@ -41,28 +31,6 @@ def to_toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(to_toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def without_server(content: str, name: str) -> str:
-    """Cut out a server's table and what is of it.
-
-    Raises: click.ClickException, where that cannot be cut out.
-    """
-    lines = content.splitlines(keepends=True)
-    wanted, servers, position, heads = _read(content, lines, name)
-    del servers[position]
-    if position < len(heads):
-        start, end = heads[position], _end(lines, heads[position], OTHER_TABLE)
-        while end < len(lines) and lines[end - 1].lstrip().startswith("#"):
-            end -= 1  # what is said above the next table is of that
-        left = "".join(lines[:start] + lines[end:])
-        if not servers:
-            del wanted["mcp"]["servers"]
-        if not wanted["mcp"]:
-            del wanted["mcp"]
-        if _readable(left) == wanted:
-            return left
-    raise click.ClickException(f"{name}: its table cannot be told apart; take it out by hand")
 
 
 def with_key(content: str, name: str, key: str, value: Any) -> str:

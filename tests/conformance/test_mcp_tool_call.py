@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,18 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
+from gateway.home import Home
 from tests.conformance.test_mcp_sdk import Agent, Storage
 from tests.conformance.world import CONFIG, HERE, KIT, KITTED, NODE, World, kit_script, populated
+from tests.databases import with_cluster
+from tests.gateway.processes.test_supervisor import UPSTREAM_ONLY, Up, command
 from tests.mcp_bridge.processes import running
+from tests.scratch import make_scratch
 from tests.stack import ROOT
 
 pytestmark = KITTED
 AGENTS = Path(os.environ.get("CLIENTS_PYTHON", ROOT / ".clients" / "bin" / "python"))
+EVERYTHING = KIT / "@modelcontextprotocol" / "server-everything" / "dist" / "index.js"
 INSPECTOR = KIT / ".bin" / "mcp-inspector"
 TOOL, TEXT = "fixture__test_simple_text", "This is a simple text response for testing."
 SERVER = """
@@ -114,3 +120,29 @@ async def test_the_inspector_calls_a_tool(served: World, tmp_path: Path) -> None
                 await browser.get(answer)
     assert await run.wait() == 0, said
     assert TEXT in said
+
+
+@pytest.fixture
+def up() -> Iterator[Up]:
+    folder: Path = make_scratch()
+    up = Up(folder, UPSTREAM_ONLY + '[mcp.stdio]\nisolation = "none"\n')
+    with_cluster(Home(up.home))
+    yield up
+    if up.runs():
+        up.end()
+    shutil.rmtree(folder)
+
+
+def test_from_nothing_to_a_call_of_the_everything_server_in_four_commands(up: Up) -> None:
+    """The kit's own Node runs what `npx -y PACKAGE@VERSION` of the documentation runs."""
+    up.start()
+    where = ("--home", str(up.home), "--config", str(up.config))
+    for arguments in (
+        ("add", "everything", *where, "--", str(NODE), str(EVERYTHING)),
+        ("approve", "everything", "--all"),
+    ):
+        done = command(up, "mcp", *arguments)
+        assert done.returncode == 0, done.stderr
+    called = command(up, "mcp", "call", "everything", "echo", '{"message": "hello"}')
+    assert called.returncode == 0, called.stdout + called.stderr
+    assert json.loads(called.stdout)["content"][0]["text"] == "Echo: hello"

@@ -71,6 +71,8 @@ def wrong_in(command: str) -> str | None:
     at: click.Command = tollgate
     words = iter(command.split())
     for word in words:
+        if word == "--":  # what follows is of another program
+            return None
         name, _, value = word.strip("`'\".,:[]").partition("=")
         if name.startswith("--"):
             found = next((each for each in at.params if name in names_of(each)), None)

@@ -383,7 +383,7 @@ async def test_the_command_line_examines_servers_and_calls_tools(world: World) -
     assert [line.split()[:2] for line in said.splitlines()] == [
         ["ok", f"{name}"] for name in ("old", "new", "unknown", "counted")
     ]
-    there = ("--key", world.key, "--address", world.stack.base_url)
+    there = ("--key", world.key, "--url", world.stack.base_url)
     called = await asyncio.to_thread(tollgate, "call", "counted", "look", '{"n": 1}', *there)
     assert msgspec.json.decode(called)["content"][0]["text"] == "all is well"
 

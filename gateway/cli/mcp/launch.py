@@ -7,6 +7,7 @@ part of what an organization approves.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from gateway.cli.mcp.programs import repin_program
+from gateway.cli.shared.in_force import in_force
+from gateway.cli.shared.target import GatewayError, end
 from gateway.settings.edit import rewrite, with_key
 from gateway.settings.file import Flags
 from gateway.settings.load import config_path, load
@@ -35,7 +39,7 @@ def launched(
 
     command = shutil.which(executable)
     if command is None:
-        raise click.ClickException(f"--command {executable}: no file here that can be run")
+        raise click.ClickException(f"{executable}: no file here that can be run")
     command = os.path.abspath(command)
     for how in unpinned(command, arguments):
         if not may_drift:
@@ -62,24 +66,34 @@ def now(
 
 
 def accept_launch(name: str, flags: dict[str, Flags]) -> None:
-    """Pin what a server's command is now, and say what is another one than before. Of a URL there
-    is nothing to pin. Raises: click.ClickException."""
+    """Pin what a server's command is now, and say what is another one than before: in the settings
+    file, or where it was added. Of a URL there is nothing to pin. Raises: click.ClickException."""
     from gateway.settings.mcp_servers import to_launch
 
-    for server in load(flags).mcp.servers:
+    settings = load(flags)
+    in_file = [each.name for each in settings.mcp.servers]
+    for server in in_force(settings).mcp.servers:
         if server.name == name and server.command is not None:
             spec = to_launch(server)
             found = now(name, spec.command, spec.args, spec.digests)
             if found == msgspec.to_builtins(list(spec.digests)):
                 return
-            path = config_path(flags)
-            rewrite(path, with_key(path.read_text(), name, "digests", found), flags)
+            if name in in_file:
+                path = config_path(flags)
+                rewrite(path, with_key(path.read_text(), name, "digests", found), flags)
+                where = f"in {path}; a running gateway knows it once reloaded"
+            else:
+                try:
+                    asyncio.run(repin_program(settings, name, found))
+                except GatewayError as error:
+                    end(error)
+                where = "where it was added"
             before = {place(each): each.get("sha256") for each in server.digests}
             for each in found:
                 if before.get(place(each), "") != each.get("sha256"):
                     known = before.get(place(each)) or "nothing"
                     click.echo(f"{place(each)}: {known} -> {each.get('sha256', 'by its digest')}")
-            click.echo(f"{name} is pinned so in {path}; a running gateway knows it once reloaded.")
+            click.echo(f"{name} is pinned so {where}.")
 
 
 def place(digest: dict[str, str]) -> str:

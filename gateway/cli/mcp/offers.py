@@ -1,7 +1,7 @@
 """`tollgate mcp`: shows what MCP servers offer, what of it is approved, and which calls wait.
 
-A server is one of the settings file; what is approved of it is the organization's of the project
-that is named.
+A server is one of the settings in force; what is approved of it is the organization's of the
+project that is named.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gateway.cli.shared.command import (
     connections,
     run,
     with_options,
-    with_settings,
 )
+from gateway.cli.shared.in_force import in_force, with_settings_in_force
 from gateway.cli.shared.tables import Column, Output, show, with_output
 from gateway.settings.file import Flags
 from gateway.settings.load import Settings, load
@@ -73,7 +73,7 @@ def mcp() -> None:
 
 
 @mcp.command("list")
-@with_settings
+@with_settings_in_force
 @with_output
 @with_options(ORG, PROJECT)
 async def list_servers(settings: Settings, org: str, project: str, output: Output) -> None:
@@ -98,7 +98,7 @@ async def list_servers(settings: Settings, org: str, project: str, output: Outpu
 
 
 @mcp.command()
-@with_settings
+@with_settings_in_force
 @with_options(ORG, PROJECT)
 @click.argument("name")
 async def diff(settings: Settings, name: str, org: str, project: str) -> None:
@@ -173,7 +173,7 @@ def approve(
         raise click.UsageError("name things with --tool, --prompt, --instructions, or --all")
     if launch:
         accept_launch(name, flags)
-    settings = load(flags)
+    settings = in_force(load(flags))
     config = server_of(settings, name)
 
     async def work() -> None:
@@ -210,7 +210,7 @@ def approve(
 
 
 @mcp.command()
-@with_settings
+@with_settings_in_force
 @with_options(ORG, PROJECT)
 @click.argument(
     "file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -267,7 +267,7 @@ def read_rules_file(file: Path) -> list[ToolRule]:
 
 
 @mcp.command()
-@with_settings
+@with_settings_in_force
 @with_options(ORG, PROJECT)
 @click.option("--allow", help="Allow the call of this id.")
 @click.option("--deny", help="Deny the call of this id.")
@@ -335,7 +335,7 @@ async def arguments_of(settings: Settings, db: AsyncEngine, org_id: str, approva
 
 
 @mcp.command()
-@with_settings
+@with_settings_in_force
 @with_options(ORG, PROJECT)
 @click.option(
     "--lift", "client", metavar="CLIENT", help="Lift the taint of this key or OAuth client (id)."
@@ -379,7 +379,7 @@ def server_of(settings: Settings, name: str) -> ServerConfig:
     for each in settings.mcp.servers:
         if each.name == name:
             return to_config(each)
-    raise click.ClickException(f"{name}: the settings file has no such server")
+    raise click.ClickException(f"{name}: there is no such server")
 
 
 def names_for(settings: Settings, org_id: str) -> list[str]:

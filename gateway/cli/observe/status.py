@@ -103,7 +103,7 @@ def last_error(part: Any) -> str | None:
 
 @click.group(epilog=examples("tollgate models list", "tollgate models list --json"))
 def models() -> None:
-    """Show the models that are served."""
+    """Show the models that are served, and add, change and remove upstream models."""
 
 
 @models.command("list", epilog=examples("tollgate models list", "tollgate models list --wide"))

@@ -24,7 +24,7 @@ import msgspec
 from gateway.cli.shared.command import STATE, refuse
 from gateway.home import Home
 from gateway.net.listener import is_loopback, origin
-from gateway.processes.credentials_file import Credentials, read
+from gateway.processes.credentials_file import read
 from gateway.settings.load import Settings, load
 
 if TYPE_CHECKING:
@@ -60,11 +60,18 @@ ROWS = click.option(
 
 
 class GatewayError(Exception):
-    """One line. `status`: the exit code of the command."""
+    """One line. `status`: the exit code of the command. `http_status`: of the answer that came."""
 
-    def __init__(self, line: str, *, status: int, is_unreachable: bool = False) -> None:
+    def __init__(
+        self,
+        line: str,
+        *,
+        status: int,
+        is_unreachable: bool = False,
+        http_status: int | None = None,
+    ) -> None:
         super().__init__(line)
-        self.status = status
+        self.status, self.http_status = status, http_status
         self.is_unreachable = is_unreachable
 
 
@@ -75,6 +82,8 @@ class GatewayTarget(msgspec.Struct, frozen=True):
     why: str
     key: str | None
     """None: there is no key for it."""
+    api_key: str | None = None
+    """The home's first key, for the same addresses as its admin key."""
 
     def __repr__(self) -> str:
         return f"GatewayTarget(base={self.base!r})"
@@ -98,17 +107,17 @@ def find_target(
         base, why = with_port(own, port), "--port"
     else:
         base, why = own, str(path)
-    return GatewayTarget(base, why, key or key_for(base, own, known))
+    if known is None or own is None or not is_for(base, own):
+        return GatewayTarget(base, why, key)
+    return GatewayTarget(base, why, key or known.admin_key, known.api_key)
 
 
-def key_for(base: str, own: str | None, known: Credentials | None) -> str | None:
-    """Return the home's admin key for the home's own address, or for another port of this machine;
-    whoever else is named has no business with it."""
-    if known is None or own is None:
-        return None
+def is_for(base: str, own: str) -> bool:
+    """Tell whether the home's keys may be sent there: to the home's own address, or another port of
+    this machine; whoever else is named has no business with them."""
     theirs, ours = urlsplit(base), urlsplit(own)
     same_host = theirs.hostname == ours.hostname and is_loopback(ours.hostname or "")
-    return known.admin_key if base == own or same_host else None
+    return base == own or same_host
 
 
 def origin_of(url: str) -> str:
@@ -140,16 +149,25 @@ class Gateway:
     def __init__(self, http: httpx.AsyncClient, target: GatewayTarget) -> None:
         self._http = http
         self.target = target
+        self.last_etag: str | None = None
+        """The version of what was answered last."""
 
     async def get(self, path: str, **query: Any) -> dict[str, Any]:
         """Raises: GatewayError."""
         return await self.send("GET", path, query=query)
 
     async def send(
-        self, method: str, path: str, body: Any = None, query: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        query: Mapping[str, Any] | None = None,
+        *,
+        if_match: str | None = None,
     ) -> dict[str, Any]:
-        """Return the object that is answered; its numbers are exact. Raises: GatewayError."""
-        answer = await self.fetch(method, path, body, query)
+        """Return the object that is answered; its numbers are exact. `if_match`: the version that
+        it has to be of. Raises: GatewayError."""
+        answer = await self.fetch(method, path, body, query, if_match=if_match)
         try:
             found = json.loads(answer, parse_float=Decimal)
         except (ValueError, RecursionError):
@@ -159,7 +177,13 @@ class Gateway:
         return found
 
     async def fetch(
-        self, method: str, path: str, body: Any = None, query: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        query: Mapping[str, Any] | None = None,
+        *,
+        if_match: str | None = None,
     ) -> bytes:
         """Return the bytes that are answered. Raises: GatewayError."""
         import httpx
@@ -172,6 +196,8 @@ class Gateway:
             )
         given = {name: value for name, value in (query or {}).items() if value is not None}
         headers = {"authorization": f"Bearer {self.target.key}"}
+        if if_match is not None:
+            headers["if-match"] = if_match
         content = None if body is None else msgspec.json.encode(body)
         if content is not None:
             headers["content-type"] = "application/json"
@@ -186,10 +212,12 @@ class Gateway:
                         raise self.strange(path)
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise unreachable(self.target, error) from None
+        self.last_etag = answer.headers.get("etag")
         if answer.status_code >= 400:
             raise GatewayError(
                 refusal(self.target, answer.status_code, bytes(found)),
                 status=2 if answer.status_code < 500 else 1,
+                http_status=answer.status_code,
             )
         return bytes(found)
 

@@ -72,6 +72,10 @@ class Isolation(Protocol):
         """
         ...
 
+    def with_folder(self, cell: Cell, folder: Path) -> Cell:
+        """Return a cell that reaches another folder, of its uid, to write to."""
+        ...
+
     def end(self, cell: Cell) -> None:
         """Kill what is left of a cell after its process group is gone; called once for each cell.
 
@@ -127,6 +131,9 @@ class OwnUid:
         )
         return Cell(argv=argv, uid=lease.uid, lease=lease)
 
+    def with_folder(self, cell: Cell, folder: Path) -> Cell:
+        return cell
+
     def end(self, cell: Cell) -> None:
         assert cell.lease is not None
         try:
@@ -181,6 +188,11 @@ class Bubblewrap:
         )
         return Cell(argv=argv, uid=None)
 
+    def with_folder(self, cell: Cell, folder: Path) -> Cell:
+        at = cell.argv.index("--chdir")
+        argv = (*cell.argv[:at], "--bind", str(folder), str(folder), *cell.argv[at:])
+        return msgspec.structs.replace(cell, argv=argv)
+
     def end(self, cell: Cell) -> None:
         """Do nothing: the pid namespace ended with its first process."""
 
@@ -193,6 +205,9 @@ class NoIsolation:
     def cell(self, spec: LaunchSpec, owner: str, folder: Path) -> Cell:
         limits = within_limits(spec.limits, own_uid=False)
         return Cell(argv=(*dying_with_us(), *limits, spec.command, *spec.args), uid=None)
+
+    def with_folder(self, cell: Cell, folder: Path) -> Cell:
+        return cell
 
     def end(self, cell: Cell) -> None:
         """Do nothing: processes that left the group cannot be found."""

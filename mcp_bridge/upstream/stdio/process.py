@@ -2,7 +2,8 @@
 
 Knows bytes, not messages. A server leads a session and process group of its own. When it exits, its
 group is killed while its pid is still reserved (by the zombie), then everything left in its cell,
-then its folder is removed. Nothing outlives `stop`, even if its caller is cancelled.
+then its folder is removed; what it fetched is kept (`package_caches`). No process outlives `stop`,
+even if its caller is cancelled.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from mcp_bridge.upstream.launch_errors import StartFailed, StdioError, TooManyPr
 from mcp_bridge.upstream.launch_spec import LaunchSpec, check_on_disk, filled_environment
 from mcp_bridge.upstream.stdio.images import check_images
 from mcp_bridge.upstream.stdio.isolation import Cell, Isolation, first_closed_folder
+from mcp_bridge.upstream.stdio.package_caches import PackageCache, PackageCaches
 from mcp_bridge.upstream.stdio.uids import PATH
 
 MAX_PROCESSES = 64
@@ -197,6 +199,7 @@ class Cleanup:
         self._owner = owner
         self._folder = folder
         self.cell: Cell | None = None
+        self.cache: PackageCache | None = None
 
     async def run(self, upstream: str) -> None:
         """Kill what is left of the cell, and remove the folder; failures are only logged."""
@@ -215,6 +218,11 @@ class Cleanup:
             shutil.rmtree(self._folder)
         except OSError as error:
             log.error("%s: its folder could not be removed: %s", upstream, error.strerror)
+        try:
+            if self.cache is not None:
+                self._launcher.caches.give_back(self.cache)
+        except OSError as error:
+            log.error("%s: its cache could not be looked at: %s", upstream, error.strerror)
 
 
 class Launcher:
@@ -235,6 +243,8 @@ class Launcher:
         self._running: Counter[str] = Counter()
         scratch.mkdir(mode=0o711, parents=True, exist_ok=True)
         self._scratch = scratch.resolve()
+        self.caches = PackageCaches(self._scratch / "caches")
+        self.caches.remove_unused()
         if isolation.name == "uid" and (closed := first_closed_folder(self._scratch)) is not None:
             raise StartFailed("stdio", f"{closed}: other users may not traverse it (mode 0711)")
 
@@ -267,12 +277,16 @@ class Launcher:
             await asyncio.to_thread(check_on_disk, spec)
             folder = Path(await asyncio.to_thread(tempfile.mkdtemp, dir=self._scratch))
             cleaning = Cleanup(self, owner, folder)
-            cell = await asyncio.to_thread(
-                self.isolation.cell, spec, owner.key(spec.name), cleaning._folder
-            )
+            key = owner.key(spec.name)
+            cell = await asyncio.to_thread(self.isolation.cell, spec, key, cleaning._folder)
             cleaning.cell = cell
             if cell.uid is not None:
                 os.chown(folder, cell.uid, cell.uid)
+            cache = await asyncio.to_thread(self.caches.take, key, cell.uid)
+            if cache is not None:
+                cleaning.cache = cache
+                cell = self.isolation.with_folder(cell, cache.folder)
+                environment = {**cache.variables, **environment}
             await asyncio.to_thread(
                 check_images, spec, cell.argv, folder, full_environment(folder, spec.environment)
             )

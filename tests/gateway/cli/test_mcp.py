@@ -1,5 +1,5 @@
-"""`tollgate mcp add`: a server more in the settings file, or none and the file as it was. `tollgate
-mcp diff`: what differs is printed as it is found."""
+"""`tollgate mcp add` asks a running gateway, or nothing is added. `tollgate mcp diff` prints what
+differs as it is found."""
 
 from __future__ import annotations
 
@@ -11,34 +11,33 @@ from typing import Any
 
 import pytest
 from click import ClickException
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from gateway.cli.main import tollgate
+from gateway.cli.mcp.adding import described as described_by
 from gateway.cli.mcp.offers import show_changes
 from gateway.settings.edit import with_key
 from gateway.settings.load import load
 from mcp_bridge.pinning import Change, pin_of
+from tests.gateway.cli.shared.fake_gateway import FakeGateway, serving
 
-BEFORE = """# ours
-[[model]]
-name = "b"
-upstream = "http://127.0.0.1:1/v1"
-"""
+SERVERS = "/v1/admin/settings/mcp_servers"
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
-    made = tmp_path / "tollgate.toml"
-    made.write_text(BEFORE)
-    made.chmod(0o640)
-    return made
+def gateway() -> Iterator[FakeGateway]:
+    with serving() as found:
+        homes = [{"home": "host:/home", "in_force": True, "problem": None}]
+        found.on("POST", SERVERS, {"changes": ["+ mcp.servers.x = {}"]}, status=201)
+        found.on("DELETE", f"{SERVERS}/maps", {"changes": ["- mcp.servers.maps = {}"]})
+        found.on("GET", "/v1/admin/settings", {"number": 1, "homes": homes})
+        found.on("GET", "/v1/admin/organization", {"id": "org_1"})
+        found.on("GET", "/v1/admin/orgs", {"data": [{"id": "org_2", "name": "acme"}]})
+        yield found
 
 
-def add(config: Path, *arguments: str) -> Result:
-    home = str(config.parent / "home")
-    return CliRunner().invoke(
-        tollgate, ["mcp", "add", *arguments, "--home", home, "--config", str(config)]
-    )
+def added(gateway: FakeGateway) -> list[Any]:
+    return [body for method, path, _, body in gateway.asked if (method, path) == ("POST", SERVERS)]
 
 
 def test_the_key_of_commands_is_no_setting() -> None:
@@ -59,55 +58,48 @@ def test_a_difference_is_printed_before_the_next_is_found(
     show_changes(found())
 
 
-def test_servers_are_added_behind_what_stands_there(config: Path) -> None:
-    maps_url = "https://maps.example/mcp"
+def test_what_is_said_of_a_server_is_what_is_sent(gateway: FakeGateway) -> None:
+    maps = "https://maps.example/mcp"
     wary = ("--credential", "user", "--recheck-s", "0", "--era", "2025-11-25")
-    assert add(config, "maps", "--url", maps_url, *wary).exit_code == 0
-    assert add(config, "maps2", "--url", maps_url, "--recheck-s", "-1").exit_code == 2
-    near = ("near", "--url", "http://127.0.0.1:9/mcp", "--network", "loopback", "--namespace", "n")
-    assert add(config, *near).exit_code == 0
-    one = add(config, "files", "--command", "/bin/true", "--arg", "--root", "--arg", 'a "b"')
-    assert one.exit_code == 0, one.output
-    assert config.read_text().startswith(BEFORE) and config.stat().st_mode & 0o777 == 0o640
-    maps, nearby, files = load({"config": config}, {}).mcp.servers
-    assert (maps.name, maps.url, maps.trust) == ("maps", "https://maps.example/mcp", "pinned")
-    assert (nearby.network, nearby.namespace) == ("loopback", "n")
-    assert (maps.credential, nearby.credential) == ("user", "none")
-    assert (maps.recheck_s, nearby.recheck_s) == (0.0, 1.0)
-    assert (maps.era, nearby.era) == ("2025-11-25", "auto")
-    assert (files.command, files.args) == ("/bin/true", ["--root", 'a "b"'])
-    assert [each.name for each in config.parent.iterdir()] == ["tollgate.toml"]
+    for arguments, content in (
+        (("maps", maps), {}),
+        (
+            ("maps", maps, *wary),
+            {"credential": "user", "recheck_s": 0.0, "era": "2025-11-25"},
+        ),
+        (
+            ("maps", maps, "--network", "private", "--namespace", "n", "--org", "acme"),
+            {"network": "private", "namespace": "n", "orgs": ["org_2"]},
+        ),
+        (("maps", "https://a.example", "--openapi", maps), {"openapi": maps}),
+    ):
+        done = gateway.run("mcp", "add", *arguments)
+        assert done.exit_code == 0, done.output
+        assert "+ mcp.servers.x = {}" in done.output and "mcp approve maps --all" in done.output
+        body = added(gateway)[-1]
+        assert body["name"] == "maps"
+        assert body["content"] == {"url": arguments[1], **content}
 
 
-def remove(config: Path, name: str) -> Result:
-    flags = ["--home", str(config.parent / "home"), "--config", str(config)]
-    return CliRunner().invoke(tollgate, ["mcp", "remove", name, *flags])
+def test_a_dry_run_is_one_of_the_gateway(gateway: FakeGateway) -> None:
+    done = gateway.run("mcp", "add", "maps", "https://maps.example/mcp", "--dry-run")
+    assert done.exit_code == 0 and done.output.endswith("Nothing is stored.\n")
+    done = gateway.run("mcp", "remove", "maps", "--dry-run")
+    assert done.exit_code == 0 and done.output.endswith("Nothing is stored.\n")
+    assert [query for _, _, query, _ in gateway.asked] == [{"dry_run": ["true"]}] * 2
 
 
-def test_a_server_is_removed_with_what_is_of_it_alone(config: Path) -> None:
-    assert add(config, "maps", "--url", "https://maps.example/mcp").exit_code == 0
-    with config.open("a") as file:
-        file.write("args = []\n[mcp.servers.sampling]\nby = 'off'\n# of the plans\n[plan.p]\n")
-    middle = config.read_text()
-    assert add(config, "files", "--command", "/bin/true").exit_code == 0
-    assert add(config, "more", "--command", "/bin/true").exit_code == 0
-    assert remove(config, "files").exit_code == 0
-    assert [each.name for each in load({"config": config}, {}).mcp.servers] == ["maps", "more"]
-    assert remove(config, "nobody").exit_code == 1
-    assert remove(config, "more").exit_code == 0
-    assert config.read_text().rstrip() == middle.rstrip()
-    done = remove(config, "maps")
-    assert done.exit_code == 0 and "maps" in done.output
-    left = config.read_text()
-    assert left.startswith(BEFORE) and left.endswith("# of the plans\n[plan.p]\n\n"), left
-    assert "mcp" not in left and config.stat().st_mode & 0o777 == 0o640
+def test_a_home_that_refuses_it_is_named_with_the_reason(gateway: FakeGateway) -> None:
+    homes = [{"home": "host:/b", "in_force": False, "problem": "no such variable"}]
+    gateway.on("GET", "/v1/admin/settings", {"number": 1, "homes": homes})
+    done = gateway.run("mcp", "remove", "maps")
+    assert done.exit_code == 1
+    assert "stored, but not in force in host:/b: no such variable" in done.output
 
 
-def test_what_cannot_be_cut_out_is_left(config: Path) -> None:
-    config.write_text("mcp = {servers = [{name = 'a', url = 'https://h.example'}]}\n")
-    before = config.read_text()
-    done = remove(config, "a")
-    assert done.exit_code == 1 and "by hand" in done.output and config.read_text() == before
+def test_a_server_of_the_file_is_removed_there(gateway: FakeGateway) -> None:
+    done = gateway.run("mcp", "remove", "files")
+    assert done.exit_code == 2 and "one of the settings file is taken out there" in done.output
 
 
 HAND_WRITTEN = """[[mcp.servers]]
@@ -149,72 +141,67 @@ def test_what_cannot_be_told_apart_is_to_be_written_by_hand() -> None:
             with_key(content, "a", "digests", [])
 
 
-def described(config: Path, **more: object) -> str:
-    """The path of a document, beside the settings' folder."""
-    folder = config.parent / "documents"
-    folder.mkdir(exist_ok=True)
+def described(folder: Path, **more: object) -> str:
+    """The path of a document."""
     made = folder / "api.json"
     made.write_text(json.dumps({"openapi": "3.1.0", "paths": {}, **more}))
     return str(made)
 
 
-def test_an_api_is_added_by_its_document(config: Path) -> None:
-    """It is asked where the operator says, or where the document does, which is written down."""
-    there = described(config, servers=[{"url": "https://api.example/v1"}, {"url": "/v2"}])
-    one = add(config, "one", "--openapi", there)
-    assert one.exit_code == 0 and "asked at https://api.example/v1" in one.output
-    given = ("--openapi", there, "--url", "https://api.example/v3")
-    assert add(config, "two", *given).exit_code == 0
-    far = ("--openapi", "https://api.example/openapi.json", "--url", "https://api.example")
-    assert add(config, "far", *far).exit_code == 0
-    found = load({"config": config}, {}).mcp.servers
-    assert [(each.openapi, each.url) for each in found] == [
-        (there, "https://api.example/v1"),
-        (there, "https://api.example/v3"),
-        (far[1], "https://api.example"),
-    ]
+def test_an_api_is_asked_where_it_is_said_or_where_its_document_says(tmp_path: Path) -> None:
+    there = described(tmp_path, servers=[{"url": "https://api.example/v1"}, {"url": "/v2"}])
+    assert described_by("one", there, None) == (there, "https://api.example/v1")
+    other = "https://api.example/v3"
+    assert described_by("two", there, other) == (there, other)
 
 
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ({}, "--url"),
-        ({"servers": [{"url": "/v1"}]}, "--url"),
-        ({"servers": [{"url": "https://{host}/v1"}]}, "--url"),
-        ({"servers": [{"url": "http://169.254.169.254/"}]}, "not a public address"),
+        ({}, "the API's URL"),
+        ({"servers": [{"url": "/v1"}]}, "the API's URL"),
+        ({"servers": [{"url": "https://{host}/v1"}]}, "the API's URL"),
         ({"servers": [{"url": "https://h/"}], "openapi": "2.0"}, "/openapi: must be 3.0.x or"),
         ({"paths": {"/\u202e": {"$ref": "http://h"}}, "servers": [{"url": "https://h"}]}, "202E"),
     ],
 )
 def test_a_document_that_will_not_do_is_not_added(
-    config: Path, document: dict[str, object], said: str
+    tmp_path: Path, document: dict[str, object], said: str
 ) -> None:
-    done = add(config, "api", "--openapi", described(config, **document))
-    assert done.exit_code != 0 and said in done.output, done.output
-    assert config.read_text() == BEFORE
+    with pytest.raises(ClickException, match=said):
+        described_by("api", described(tmp_path, **document), None)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("maps",), "--url"),
-        (("maps", "--openapi", "https://a.example/x"), "--url"),
-        (("maps", "--openapi", "/nowhere", "--url", "https://a.example"), "No such file"),
-        (("maps", "--openapi", "/x", "--command", "/bin/true"), "--command"),
-        (("a", "--openapi", "http://a.example/x", "--url", "https://a.example"), "http is for"),
-        (("a", "--openapi", "https://169.254.169.254/x", "--url", "https://a.example"), "public"),
-        (("a", "--openapi", "https://a.example/x", "--url", "https://a.example/?b=c"), "base URL"),
-        (("maps", "--url", "https://a.example", "--command", "/bin/true"), "--url"),
-        (("maps", "--url", "https://a.example", "--arg", "x"), "--url"),
-        (("no name", "--url", "https://a.example/mcp"), "name"),
-        (("maps", "--url", "http://a.example/mcp"), "http is for"),
-        (("maps", "--url", "http://127.0.0.1/mcp"), "loopback"),
+        (("maps",), "name the server's URL"),
+        (("maps", "--openapi", "https://a.example/x"), "the API's URL"),
+        (("maps", "--openapi", "/nowhere", "https://a.example"), "No such file"),
+        (("maps", "--openapi", "/x", "--", "/bin/true"), "name the server's URL"),
+        (("maps", "https://a.example", "/bin/true"), "behind the URL stands"),
+        (("maps", "https://a.example", "--unpinned"), "name the server's URL"),
+        (("maps", "https://a.example", "--recheck-s", "-1"), "recheck-s"),
     ],
 )
-def test_what_cannot_be_leaves_the_file_as_it_was(
-    config: Path, arguments: tuple[str, ...], said: str
+def test_what_cannot_be_is_not_sent(
+    gateway: FakeGateway, arguments: tuple[str, ...], said: str
 ) -> None:
-    done = add(config, *arguments)
+    target = ("--url", gateway.url, "--key", "sk-test")
+    done = CliRunner().invoke(tollgate, ["mcp", "add", *target, *arguments])
     assert done.exit_code != 0 and said in done.output, done.output
-    assert config.read_text() == BEFORE
-    assert [each.name for each in config.parent.iterdir()] == ["tollgate.toml"]
+    assert gateway.asked == []
+
+
+def test_a_program_is_added_at_the_machine_of_its_home(gateway: FakeGateway) -> None:
+    target = ("--url", gateway.url, "--key", "sk-test")
+    done = CliRunner().invoke(tollgate, ["mcp", "add", *target, "files", "--", "/bin/true"])
+    assert done.exit_code == 2 and "at the machine of the home" in done.output
+    assert gateway.asked == []
+
+
+def test_without_a_gateway_nothing_is_added(tmp_path: Path) -> None:
+    where = ("--home", str(tmp_path), "--key", "sk-test")
+    for server in (("https://maps.example/mcp",), ("--", "/bin/true")):
+        done = CliRunner().invoke(tollgate, ["mcp", "add", *where, "--port", "1", "x", *server])
+        assert done.exit_code == 1 and "no gateway" in done.output, done.output

@@ -1,4 +1,4 @@
-"""`tollgate mcp add --command` pins what is run, and only `approve --launch` takes another one."""
+"""`tollgate mcp add` pins what is run, and only `approve --launch` takes another one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click import ClickException
 from click.testing import Result
 
-from gateway.settings.file import SettingsError
-from gateway.settings.load import load
+from gateway.cli.mcp.launch import launched
+from gateway.settings.edit import to_toml
 from tests.gateway.cli.test_main import environ, folder, invoke
 from tests.mcp_bridge.upstream.stdio.servers import SDK_SERVER
 
@@ -46,9 +48,10 @@ class World:
     def mcp(self, *arguments: str) -> Result:
         return invoke(self.environ, "mcp", *arguments, "--config", str(self.config))
 
-    def servers(self) -> list[dict[str, object]]:
-        found = load({"config": self.config}, self.environ).mcp.servers
-        return [{"command": one.command, "digests": one.digests} for one in found]
+    def launched(self, *command: str, may_drift: bool = False) -> dict[str, Any]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PATH", self.environ["PATH"])
+            return launched("x", command[0], command[1:], may_drift=may_drift)
 
 
 @pytest.fixture
@@ -65,60 +68,49 @@ def test_what_a_command_is_now_is_written_down(world: World) -> None:
     tool, script = world.program("mcp-files", "#!/bin/sh\n"), world.program("server.js", "1\n")
     node = world.program("node", "#!/bin/sh\n")
     (world.programs / "link").symlink_to(tool)
-    for arguments in (
-        ("files", "--command", "mcp-files", "--arg", "/srv"),
-        ("linked", "--command", str(world.programs / "link")),
-        ("scripted", "--command", "node", "--arg", "--quiet", "--arg", str(script)),
-    ):
-        done = world.mcp("add", *arguments)
-        assert done.exit_code == 0, done.output
-    files, linked, scripted = world.servers()
+    files = world.launched("mcp-files", "/srv")
+    linked = world.launched(str(world.programs / "link"))
+    scripted = world.launched("node", "--quiet", str(script))
     file = {"kind": "file", "path": str(tool), "sha256": sha(tool)}
-    assert files == {"command": str(tool), "digests": [file]}
+    assert files == {"command": str(tool), "args": ["/srv"], "digests": [file]}
     assert linked["digests"] == [file | {"path": str(world.programs / "link")}]
     assert scripted["digests"] == [
         {"kind": "file", "path": str(each), "sha256": sha(each)} for each in (node, script)
     ]
 
 
-def test_packages_and_images_are_exact_or_said_to_drift(world: World) -> None:
+def test_packages_and_images_are_exact_or_said_to_drift(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("npx", "docker"):
         world.program(name, "#!/bin/sh\n")
-    box = ("--command", "docker", "--arg", "run", "--arg", "-i", "--arg")
-    for arguments, how in (
-        (("--command", "npx", "--arg", "-y", "--arg", "server"), "exact version"),
+    box = ("docker", "run", "-i")
+    for command, how in (
+        (("npx", "-y", "server"), "exact version"),
         ((*box, "acme/server:1"), "sha256"),
     ):
-        done = world.mcp("add", "drifts", *arguments)
-        assert done.exit_code == 1 and how in done.output and "--unpinned" in done.output
-    assert world.config.read_text() == CONFIG
-    assert world.mcp("add", "boxed", *box, IMAGE).exit_code == 0
-    exact = ("--command", "npx", "--arg", "-y", "--arg", "server@1.2.3")
-    assert world.mcp("add", "exact", *exact).exit_code == 0
-    boxed, _ = world.servers()
-    assert {"kind": "image", "reference": IMAGE} in list(boxed["digests"])  # type: ignore[call-overload]
-    done = world.mcp("add", "drifts", *box, "acme/server:1", "--unpinned")
-    assert done.exit_code == 0 and "Warning: acme/server:1" in done.output
-    strict = world.config.read_text().replace('"none"', '"none"\nunpinned = "refuse"')
-    world.config.write_text(strict)
-    with pytest.raises(SettingsError, match=r"mcp.servers\[2\].args: acme/server:1: name it by"):
-        world.servers()
+        with pytest.raises(ClickException, match=f"{how}.*--unpinned"):
+            world.launched(*command)
+    assert {"kind": "image", "reference": IMAGE} in world.launched(*box, IMAGE)["digests"]
+    world.launched("npx", "-y", "server@1.2.3")
+    world.launched(*box, "acme/server:1", may_drift=True)
+    assert "Warning: acme/server:1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("executable", ["nowhere", "/nowhere/at-all"])
 def test_what_is_not_there_is_not_added(world: World, executable: str) -> None:
-    done = world.mcp("add", "files", "--command", executable)
-    assert done.exit_code == 1 and "no file here that can be run" in done.output
-    assert world.config.read_text() == CONFIG
+    with pytest.raises(ClickException, match="no file here that can be run"):
+        world.launched(executable)
 
 
 def test_a_changed_executable_is_not_started_before_it_is_approved(world: World) -> None:
     script = f"#!{sys.executable}\n{SDK_SERVER}"
     tool = world.program("mcp-files", script)
     assert invoke(world.environ, "migrate").exit_code == 0
-    assert world.mcp("add", "files", "--command", str(tool)).exit_code == 0
+    (digest,) = world.launched(str(tool))["digests"]
     with world.config.open("a") as file:
-        file.write("# the last word\n")
+        file.write(f'[[mcp.servers]]\nname = "files"\ncommand = "{tool}"\n')
+        file.write(f"digests = {to_toml([digest])}\n# the last word\n")
     approved = world.mcp("approve", "files", "--all")
     assert approved.exit_code == 0 and "new       launch" in approved.output, approved.output
     before, ran = sha(tool), world.programs / "ran"

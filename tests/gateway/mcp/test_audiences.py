@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import click
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.cli.main import tollgate
+from gateway.cli.mcp.adding import audience_of
+from gateway.cli.shared.target import GatewayError
 from gateway.db import tenant
 from gateway.permissions import KEY_SCOPES
 from gateway.settings.file import SettingsError
@@ -238,7 +241,7 @@ def test_who_administers_sees_their_own(world: World) -> None:
             sign_ins.is_for_tenant(f"org_{OTHER.hex}", server, "tenant")
 
 
-def test_the_command_line_writes_down_for_whom(world: World) -> None:
+def test_the_command_line_finds_whom_it_is_for(world: World) -> None:
     listed = world.command("list", "--org", "other", "--project", "web", "--json")
     assert {msgspec.json.decode(line)["server"] for line in listed.stdout.splitlines()} == {
         "common",
@@ -246,29 +249,19 @@ def test_the_command_line_writes_down_for_whom(world: World) -> None:
     }
     refused = world.command("diff", "acmes", "--org", "other", "--project", "web")
     assert refused.exit_code == 1 and "is not there for" in refused.output
-    path = world.folder / "tollgate.toml"
-    before = path.read_text()
-    try:
-        for arguments in (
-            ("one", "--org", "acme"),
-            ("two", "--org", "acme", "--project", "web"),
-            ("all",),
-        ):
-            done = world.command("add", *arguments, "--url", "https://h.example/mcp")
-            assert done.exit_code == 0, done.output
-        found = load({"config": path}, {}).mcp.servers[-3:]
-        assert [(each.orgs, each.projects) for each in found] == [
-            ([f"org_{ACME.hex}"], None),
-            (None, [f"org_{ACME.hex}/proj_{WEB.hex}"]),
-            (None, None),
-        ]
-        written = path.read_text()
-        for wrong in (("--org", "nobody"), ("--org", "other", "--project", "app")):
-            assert world.command("add", "x", *wrong, "--url", "https://h.example").exit_code != 0
-        two = ("--org", "acme", "--org", "other", "--project", "web", "--url", "https://h.example")
-        assert world.command("add", "x", *two).exit_code == 2 and path.read_text() == written
-    finally:
-        path.write_text(before)
+    flags = {"home": world.folder / "home", "config": world.folder / "tollgate.toml"}
+    settings = load(flags, world.stores)
+
+    def audience(*orgs: str, project: str) -> dict[str, list[str]]:
+        nobody: Any = None  # whom only organizations are asked of
+        return asyncio.run(audience_of(nobody, settings, orgs, (project,)))
+
+    assert audience("acme", project="web") == {"projects": [f"org_{ACME.hex}/proj_{WEB.hex}"]}
+    for org, project in (("nobody", "web"), ("other", "app")):
+        with pytest.raises(GatewayError):
+            audience(org, project=project)
+    with pytest.raises(click.UsageError):
+        audience("acme", "other", project="web")
 
 
 def test_whom_it_is_for_is_written_by_ids(tmp_path: Path) -> None:

@@ -414,8 +414,9 @@ async def test_readiness_is_asked_for_under_the_address_that_is_served(
 
 def command(up: Up, *arguments: str) -> subprocess.CompletedProcess[str]:
     where = ["--home", str(up.home), "--config", str(up.config)]
+    given = [] if "--home" in arguments else where
     return subprocess.run(
-        [sys.executable, "-m", "gateway", *arguments, *where],
+        [sys.executable, "-m", "gateway", *arguments, *given],
         cwd=ROOT,
         capture_output=True,
         text=True,
