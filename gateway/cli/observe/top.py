@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -20,6 +21,7 @@ from gateway.cli.shared.target import (
     unreachable,
     with_target,
 )
+from gateway.net.listener import is_loopback, origin
 from gateway.settings.load import Settings
 
 TIMEOUT_S = 10.0
@@ -66,9 +68,13 @@ class Sample(msgspec.Struct, frozen=True):
     show_default=True,
     help="Seconds between two looks.",
 )
-@click.option("--metrics", "address", help="The URL of the metrics. Default: /metrics, there.")
+@click.option(
+    "--metrics",
+    "address",
+    help="The URL of the metrics. Default: /metrics there, or as [metrics] of the settings says.",
+)
 async def top(
-    _settings: Settings,
+    settings: Settings,
     target: GatewayTarget,
     once: bool,
     interval: float,
@@ -79,7 +85,7 @@ async def top(
 
     Off a terminal, and with --json or --csv, it measures once.
     """
-    url = address or f"{target.base}/metrics"
+    url = address or f"{origin_of_metrics(settings, target)}/metrics"
     before = await look(target, url)
     if once or output.form != "table" or not sys.stdout.isatty():
         await asyncio.sleep(interval)
@@ -87,6 +93,15 @@ async def top(
         show(rows, COLUMNS, output, empty="No request was made since the start.")
         return
     await draw(target, url, before, interval)
+
+
+def origin_of_metrics(settings: Settings, target: GatewayTarget) -> str:
+    """Return where the metrics are: on a listener of their own if the settings of this machine's
+    gateway say so."""
+    own = settings.metrics
+    if own.port is None or not is_loopback(urlsplit(target.base).hostname or ""):
+        return target.base
+    return origin(own.host, own.port)
 
 
 async def draw(target: GatewayTarget, url: str, before: Sample, interval: float) -> None:

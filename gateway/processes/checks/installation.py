@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.home import Home
 from gateway.processes.checks import machine, stores
 from gateway.processes.checks.diagnosis import Diagnosis
 from gateway.processes.model_folders import check_models
@@ -40,6 +41,9 @@ async def diagnose(
     for check in (machine.check_home, machine.check_disk, machine.check_memory):
         yield check(settings)
     yield await machine.check_port(settings)
+    runs = stores.is_in_use(Home(settings.home))
+    if (metrics := machine.check_metrics_port(settings, runs=runs)) is not None:
+        yield metrics
     yield await machine.check_gpu(settings)
     async for found in stores.check_stores(settings):
         yield found

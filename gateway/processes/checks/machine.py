@@ -88,6 +88,23 @@ async def check_port(settings: Settings) -> Diagnosis:
     return Diagnosis(name, "ok", found)
 
 
+def check_metrics_port(settings: Settings, *, runs: bool) -> Diagnosis | None:
+    """See whether the port of the metrics is free, where they have one. `runs`: a `tollgate up` of
+    this home may have it."""
+    own = settings.metrics
+    if own.port is None:
+        return None
+    name = f"port {own.port}"
+    try:
+        bind(own.host, own.port).close()
+    except AddressError as error:
+        if runs:
+            return Diagnosis(name, "ok", f"metrics are served at {origin(own.host, own.port)}")
+        advice = "stop what listens there, or choose another [metrics] port"
+        return Diagnosis(name, "fails", str(error), advice)
+    return Diagnosis(name, "ok", f"free at {own.host}, for metrics")
+
+
 async def served_by(home: Home) -> str | None:
     """Return where a `tollgate up` of this home was started with another port, if it answers."""
     try:

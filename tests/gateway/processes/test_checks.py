@@ -23,7 +23,7 @@ from gateway.processes.checks.stores import (
     newest_revision,
 )
 from gateway.processes.credentials_file import Credentials, write
-from gateway.settings.file import SettingsError
+from gateway.settings.file import MetricsConfig, SettingsError
 from gateway.settings.load import Settings, load
 from tests.gateway.cli.shared.fake_gateway import serving
 
@@ -122,6 +122,16 @@ async def test_a_port_that_is_taken_names_who_has_it(tmp_path: Path) -> None:
         gateway.on("GET", "/version", {"version": "0.1.0"})
         judged = await machine.check_port(settings)
         assert judged.state == "ok" and "Tollgate 0.1.0 answers" in judged.found
+
+
+async def test_a_port_of_metrics_is_looked_at_too(tmp_path: Path) -> None:
+    assert machine.check_metrics_port(settings_of(tmp_path), runs=False) is None
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        metrics = MetricsConfig(port=other.getsockname()[1])
+        settings = msgspec.structs.replace(settings_of(tmp_path), metrics=metrics)
+        taken = [machine.check_metrics_port(settings, runs=runs) for runs in (False, True)]
+    free = machine.check_metrics_port(settings, runs=False)
+    assert [each and each.state for each in (*taken, free)] == ["fails", "ok", "ok"]
 
 
 async def test_a_port_of_a_flag_is_found_by_the_credentials(tmp_path: Path) -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-from gateway.cli.observe.top import rates, sample_of
+import pytest
+
+from gateway.cli.observe.top import origin_of_metrics, rates, sample_of
+from gateway.cli.shared.target import GatewayTarget
+from gateway.settings.load import load
 from tests.gateway.cli.shared.fake_gateway import serving
 
 BEFORE = """\
@@ -55,6 +60,20 @@ def test_counters_of_a_new_start_are_no_negative_rates() -> None:
     (row, *_) = rates(sample_of(AFTER, 1.0), sample_of(BEFORE, 2.0))
     assert row["requests_s"] == 0.0
     assert row["output_s"] == 0.0
+
+
+def test_metrics_of_a_listener_of_their_own_are_found_by_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with serving() as gateway, serving() as metrics:
+        port = metrics.server_address[1]
+        (tmp_path / "tollgate.toml").write_text(f"[metrics]\nport = {port}\n")
+        metrics.on("GET", "/metrics", BEFORE.encode(), AFTER.encode())
+        done = gateway.run("top", "--once", "--interval", "0.2", "--json")
+        assert done.exit_code == 0 and gateway.asked == [], done.output
+        far = GatewayTarget("https://gateway.example", "--url", "k")
+        assert origin_of_metrics(load({}, {}), far) == far.base
 
 
 def test_once_prints_one_table_or_objects() -> None:
