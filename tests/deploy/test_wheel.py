@@ -6,13 +6,10 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
-import urllib.request
 import venv
 import zipfile
 from collections.abc import Iterator
@@ -20,13 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.tools.ports import free_port
 from tests.deploy.environments import ROOT, fresh_environment, installer
 
 PATH = {"PATH": f"{Path(sys.prefix) / 'bin'}:{os.environ['PATH']}"}
 ROOMS = ("foundation", "engine", "gateway", "billing", "mcp_bridge", "migrations", "models")
-START_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 60.0
 FOUND = """
 import json
 from gateway.mcp.service.service import own_version
@@ -175,49 +169,3 @@ def test_uv_installs_and_runs_it_as_a_tool(wheel: Path, folder: Path) -> None:
             [*command, "--help"], cwd=folder, env=environ, capture_output=True, text=True
         )
         assert said.stdout.startswith("Usage: tollgate"), said.stderr
-
-
-@pytest.mark.nightly
-def test_it_serves_from_an_empty_folder(environment: Path, folder: Path) -> None:
-    install = installer()
-    uv = install.Uv(environment)
-    torch = (ROOT / "requirements" / "torch.txt").read_text().strip()
-    uv.install("--link-mode", "symlink", "--no-deps", f"{torch}+cpu")
-    port = free_port()
-    command = ["up", "--home", str(folder / "state"), "--port", str(port)]
-    output = folder / "log"
-    with output.open("wb") as log:
-        process = subprocess.Popen(
-            [str(environment / "bin" / "tollgate"), *command],
-            cwd=folder,
-            env=plain(folder),
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while "\ncurl " not in (said := output.read_text()):
-            assert process.poll() is None and time.monotonic() < deadline, said
-            time.sleep(0.1)
-        key = json.loads((folder / "state" / "credentials.json").read_text())["api_key"]
-        asked = {"model": "penny", "messages": [{"role": "user", "content": "Hello!"}]}
-        answer = fetch(port, "/v1/chat/completions", key, asked)
-        assert json.loads(answer)["usage"]["completion_tokens"] > 0
-        assert b"<form" in fetch(port, "/oauth/login")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(STOP_TIMEOUT_S) == 0
-    finally:
-        process.kill()
-        process.wait()
-
-
-def fetch(port: int, path: str, key: str = "", body: object = None) -> bytes:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}",
-        data=None if body is None else json.dumps(body).encode(),
-        headers={"authorization": f"Bearer {key}", "content-type": "application/json"}
-        if key
-        else {"accept": "text/html"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return bytes(answer.read())
