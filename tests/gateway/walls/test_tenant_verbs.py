@@ -121,6 +121,10 @@ SYSTEM = {
     "webhooks.deliveries.end_attempt": "of the delivery that it is given",
     "webhooks.deliveries.lease": "the sender serves all tenants",
     "webhooks.deliveries.sweep": "of what is old, whosever it was",
+    "webhooks.endpoints.change_endpoint": "of the endpoint that it is given",
+    "webhooks.endpoints.end_endpoint": "of the endpoint that it is given",
+    "webhooks.settings_endpoints.has_endpoints": "settings name endpoints of all tenants",
+    "webhooks.settings_endpoints.sync_endpoints": "settings name endpoints of all tenants",
     "vault.credentials.rewrap_credentials": "the installation's secret seals for all tenants",
     "webhooks.outbox.fan_out": "the sender serves all tenants",
 }
