@@ -38,20 +38,26 @@ class LogContext:
     which a trace is made where the client named none. `headers`: what the client sent; they are
     looked through once something is logged, not before."""
 
-    __slots__ = ("_headers", "_trace", "request")
+    __slots__ = ("_headers", "_parent", "_trace", "request")
 
     def __init__(self, request: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         self.request = request
-        self._headers, self._trace = headers, ""
+        self._headers, self._trace, self._parent = headers, "", ""
 
     @property
     def trace(self) -> str:
         """The trace id, 32 hex digits."""
         if not self._trace:
             sent = next((value for name, value in self._headers if name == b"traceparent"), b"")
-            self._trace = read_trace_id(sent) or self.request[-32:]
+            trace, self._parent = read_traceparent(sent)
+            self._trace = trace or self.request[-32:]
             self._headers = ()
         return self._trace
+
+    @property
+    def parent(self) -> str:
+        """The id of the client's span, 16 hex digits; empty where it named none."""
+        return self._parent if self.trace else ""
 
 
 LOG_CONTEXT: ContextVar[LogContext | None] = ContextVar("log_context", default=None)
@@ -65,14 +71,14 @@ def outside_requests() -> Context:
     return context
 
 
-def read_trace_id(traceparent: bytes) -> str:
-    """Return the trace id of a `traceparent` header; empty where it is none."""
+def read_traceparent(traceparent: bytes) -> tuple[str, str]:
+    """Return the trace id and the parent id of a `traceparent` header; empty where it is none."""
     found = TRACEPARENT.fullmatch(traceparent)
     if found is None or traceparent[:2] == NO_VERSION:
-        return ""
+        return "", ""
     if found[1] == NO_TRACE or found[2] == NO_PARENT:
-        return ""
-    return found[1].decode()
+        return "", ""
+    return found[1].decode(), found[2].decode()
 
 
 def to_time(seconds: float) -> str:

@@ -105,7 +105,7 @@ from gateway.routes.shared.request_state import (
 )
 from gateway.routes.shared.services import Services
 from gateway.secret import Secret
-from gateway.settings.file import LogsConfig, MailConfig
+from gateway.settings.file import MailConfig
 from gateway.settings.load import Settings, read_secret
 from gateway.telemetry import Telemetry
 from gateway.tenancy.changes import announce_suspensions
@@ -145,7 +145,7 @@ def create_app(
     app = with_routes(settings.max_body_bytes)
     app.state.open = partial(open_services, settings, worker_id=worker_id, metrics=metrics)
     process = worker_name(worker_id)
-    app.state.open_access_log = partial(open_access_log, settings.logs, process=process)
+    app.state.open_access_log = partial(open_access_log, settings, process=process)
     app.state.begin_drain = lambda: None
     app.state.drain_timeout_s = settings.drain_timeout_s
     app.state.public_url = settings.issuer
@@ -236,12 +236,19 @@ async def lifespan(app: Litestar) -> AsyncIterator[None]:
 
 
 def open_access_log(
-    config: LogsConfig, stack: AsyncExitStack, telemetry: Telemetry, *, process: str
+    settings: Settings, stack: AsyncExitStack, telemetry: Telemetry, *, process: str
 ) -> AccessLog | None:
-    if not config.access:
+    config, on_answer = settings.logs, None
+    if settings.traces is not None:
+        from gateway.routes.asgi.request_spans import RequestSpans  # needs the extra `otel`
+
+        spans = RequestSpans(settings.traces.endpoint, process=process)
+        on_answer = stack.enter_context(spans.running()).record
+    elif not config.access:
         return None
     write = partial(os.write, STDERR)
-    return stack.enter_context(AccessLog(config, telemetry, write, process=process).running())
+    made = AccessLog(config, telemetry, write, process=process, on_answer=on_answer)
+    return stack.enter_context(made.running())
 
 
 def begin_drain(services: Services, timeout_s: float) -> None:

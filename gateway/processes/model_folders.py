@@ -38,15 +38,26 @@ def check_models(settings: Settings, *, weights: bool) -> None:
                 read_api_key(replica, settings.secret_key_file)
             except SettingsError as error:
                 raise type(error)(f"{where}{error}") from None
+    if settings.traces is not None:
+        _check_extra("otel", "opentelemetry.exporter.otlp.proto.http", "traces")
+    if (mail := settings.mail) is not None and mail.password_env is not None:
+        read_secret(mail.password_env, "mail.password_env")
     if (store := settings.file_store) is not None:
         _check_extra("s3", "obstore", "file_store")
         read_secret(store.access_key_env, "file_store.access_key_env")
         read_secret(store.secret_key_env, "file_store.secret_key_env")
 
 
+def is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False
+
+
 def _check_extra(extra: str, module: str, user: str) -> None:
     """Refuse what needs an extra of the wheel that is not installed."""
-    if find_spec(module) is None:
+    if not is_there(module):
         # Which build of torch fits is for uv to see: an index's own for Linux is 2.6 GB.
         backend = " --torch-backend auto" if module == "torch" else ""
         install = f'uv pip install --python {sys.executable}{backend} "tollgate[{extra}]"'

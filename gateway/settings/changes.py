@@ -72,6 +72,7 @@ EFFECTS: Mapping[str, Effect] = {
     "logs.keep": "restart",
     "metrics": "restart",
     "mail": "workers",
+    "traces": "workers",
 }
 """The effect of each setting; of a table named here by its keys, that of each key."""
 

@@ -119,6 +119,13 @@ class MailConfig(Strict, frozen=True, kw_only=True):
     """The environment variable that holds the user's password."""
 
 
+class TracesConfig(Strict, frozen=True, kw_only=True):
+    """`[traces]`: where a span of each request is sent."""
+
+    endpoint: Url
+    """The base URL of a collector that takes OTLP over HTTP."""
+
+
 class MetricsConfig(Strict, frozen=True, kw_only=True):
     """`[metrics]`: where `/metrics` is served, and health as well."""
 
@@ -421,6 +428,8 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     logs: LogsConfig = LogsConfig()
     metrics: MetricsConfig = MetricsConfig()
+    traces: TracesConfig | None = None
+    """None: no spans are made."""
     mail: MailConfig | None = None
     """None: links stand in the answers alone."""
 

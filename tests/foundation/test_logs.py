@@ -22,7 +22,7 @@ from foundation.logs import (
     LineWriter,
     LogContext,
     batches_of,
-    read_trace_id,
+    read_traceparent,
 )
 from foundation.periodic import Periodic
 
@@ -74,7 +74,7 @@ def test_a_line_about_no_request_names_none() -> None:
     ],
 )
 def test_a_trace_is_read_as_the_standard_has_it(header: bytes, trace: str) -> None:
-    assert read_trace_id(header) == trace
+    assert read_traceparent(header)[0] == trace
 
 
 async def test_a_task_logs_for_the_request_that_made_it_and_repeated_work_for_none() -> None:

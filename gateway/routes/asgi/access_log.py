@@ -78,7 +78,8 @@ class AccessLine(Struct):
 
 
 class AccessLog:
-    """Makes the lines of one worker. `write`: takes whole lines, in a thread of this log."""
+    """Makes the lines of one worker. `write`: takes whole lines, in a thread of this log.
+    `on_answer`: hears of each there, also where the settings want no lines."""
 
     def __init__(
         self,
@@ -87,9 +88,11 @@ class AccessLog:
         write: Callable[[bytes], object],
         *,
         process: str,
+        on_answer: Callable[[NotedAnswer, AccessLine], None] | None = None,
     ) -> None:
         self.shows_client = config.client_address
-        self._json = config.format == "json"
+        self._json, self._writes_lines = config.format == "json", config.access
+        self._on_answer = on_answer
         self._telemetry, self._process = telemetry, process
         self._writer = LineWriter[NotedAnswer](
             self._encode, write, telemetry.access_lines_dropped.inc, name="access log"
@@ -130,6 +133,10 @@ class AccessLog:
 
     def _encode(self, answer: NotedAnswer) -> bytes:
         line = self.to_line(answer)
+        if self._on_answer is not None:
+            self._on_answer(answer, line)
+        if not self._writes_lines:
+            return b""
         return msgspec.json.encode(line) + b"\n" if self._json else to_human(line).encode()
 
 
