@@ -16,6 +16,7 @@ import click
 import msgspec
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
+from gateway.cli.shared.in_force import in_force
 from gateway.cli.shared.target import GatewayError, GatewayTarget, examples, find_target
 from gateway.cli.shared.times import PERIOD_WORDS
 from gateway.settings.file import SettingsError
@@ -61,6 +62,8 @@ OF_ARGUMENTS = {
     "tollgate orgs set-origins": ORGS,
     "tollgate projects set-plan": PROJECTS,
     "tollgate projects set-models": PROJECTS,
+    "tollgate models set": MODELS,
+    "tollgate models remove": MODELS,
     "tollgate credits add": ORGS,
     "tollgate budgets remove": NamesList("/v1/admin/spend-caps", "id", "amount_usd"),
     "tollgate invoices get": NamesList("/v1/admin/invoices", "number"),
@@ -182,7 +185,7 @@ def ask(target: GatewayTarget, path: str) -> list[Any]:
 
 def server_names(context: click.Context, begun: str) -> list[CompletionItem]:
     try:
-        servers = settings_of(context).mcp.servers
+        servers = in_force(settings_of(context)).mcp.servers
     except SettingsError:
         return []  # there is no line to say it on
     return [CompletionItem(each.name) for each in servers if each.name.startswith(begun)]

@@ -39,8 +39,8 @@ def doctor(ask_upstreams: bool, as_json: bool, **flags: Flags) -> None:
     """Look for what keeps Tollgate from running here, and say what to do about it.
 
     Looks at the settings, home, disk, memory, port, GPU and driver, databases with their versions
-    and clocks, models, and the keys of upstreams. Starts and changes nothing, and may run beside
-    `tollgate up`. Exit code: 0, or 1 if something fails.
+    and clocks, models, the keys of upstreams, and the mail server. Starts and changes nothing, and
+    may run beside `tollgate up`. Exit code: 0, or 1 if something fails.
     """
     from gateway.processes.checks.installation import diagnose
 

@@ -5,6 +5,7 @@ Starts nothing and changes nothing: an installation may be looked at while it ru
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from gateway.home import Home
 from gateway.processes.checks import machine, stores
 from gateway.processes.checks.diagnosis import Diagnosis
 from gateway.processes.model_folders import check_models
-from gateway.settings.file import SettingsError
-from gateway.settings.load import Settings, load_report, read_api_key
+from gateway.settings.file import MailConfig, SettingsError
+from gateway.settings.load import Settings, load_report, read_api_key, read_secret
 
 UPSTREAM_TIMEOUT_S = 10.0
+MAIL_TIMEOUT_S = 5.0
 
 
 async def diagnose(
@@ -51,6 +53,27 @@ async def diagnose(
         yield found
     async for found in check_upstreams(settings, ask=ask_upstreams):
         yield found
+    if settings.mail is not None:
+        yield await check_mail(settings.mail)
+
+
+async def check_mail(mail: MailConfig) -> Diagnosis:
+    """See whether the password is set and the server can be reached; sends nothing."""
+    if mail.password_env is not None:
+        try:
+            read_secret(mail.password_env, "mail.password_env")
+        except SettingsError as error:
+            return Diagnosis("mail", "fails", str(error), f"set {mail.password_env}")
+    where = f"{mail.host}:{mail.port}"
+    try:
+        async with asyncio.timeout(MAIL_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(mail.host, mail.port)
+            writer.close()
+            await writer.wait_closed()
+    except OSError as error:  # TimeoutError is one
+        found = f"{where} does not answer: {error.strerror or type(error).__name__}"
+        return Diagnosis("mail", "fails", found, "check host and port of [mail] and the network")
+    return Diagnosis("mail", "ok", f"{where} accepts connections")
 
 
 def check_model_files(settings: Settings) -> list[Diagnosis]:

@@ -15,7 +15,7 @@ from gateway.cli.main import tollgate
 from gateway.home import Home
 from gateway.processes.checks import machine
 from gateway.processes.checks.diagnosis import GIB, Diagnosis
-from gateway.processes.checks.installation import check_upstreams, diagnose
+from gateway.processes.checks.installation import check_mail, check_upstreams, diagnose
 from gateway.processes.checks.stores import (
     SchemaState,
     judge_postgres,
@@ -23,7 +23,7 @@ from gateway.processes.checks.stores import (
     newest_revision,
 )
 from gateway.processes.credentials_file import Credentials, write
-from gateway.settings.file import MetricsConfig, SettingsError
+from gateway.settings.file import MailConfig, MetricsConfig, SettingsError
 from gateway.settings.load import Settings, load
 from tests.gateway.cli.shared.fake_gateway import serving
 
@@ -132,6 +132,26 @@ async def test_a_port_of_metrics_is_looked_at_too(tmp_path: Path) -> None:
         taken = [machine.check_metrics_port(settings, runs=runs) for runs in (False, True)]
     free = machine.check_metrics_port(settings, runs=False)
     assert [each and each.state for each in (*taken, free)] == ["fails", "ok", "ok"]
+
+
+async def test_a_mail_server_is_reached_and_its_password_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving() as server:
+        mail = MailConfig(
+            host="127.0.0.1",
+            port=server.server_address[1],
+            sender="tollgate@example.com",
+            user="u",
+            password_env="MAIL_PASSWORD",
+        )
+        monkeypatch.delenv("MAIL_PASSWORD", raising=False)
+        judged = await check_mail(mail)
+        assert judged.state == "fails" and judged.advice == "set MAIL_PASSWORD"
+        monkeypatch.setenv("MAIL_PASSWORD", "x")
+        assert (await check_mail(mail)).state == "ok"
+    judged = await check_mail(mail)
+    assert judged.state == "fails" and "does not answer: " in judged.found
 
 
 async def test_a_port_of_a_flag_is_found_by_the_credentials(tmp_path: Path) -> None:
