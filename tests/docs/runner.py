@@ -35,7 +35,7 @@ DOCUMENTED = "127.0.0.1:8000"
 OTHER_PORT = "9000"
 """Port of a server that a page starts beside it; the blocks use one that is free."""
 RUN = ("bash", "python")
-SHOWN = ("text", "json", "toml", "ini", "nginx", "yaml", "jinja")
+SHOWN = ("text", "json", "toml", "ini", "nginx", "caddy", "yaml", "jinja")
 REASONS = {
     "started": "the product runs already, started as this block would start it",
     "install": "it installs what the tests have",
