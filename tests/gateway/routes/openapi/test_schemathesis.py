@@ -55,6 +55,8 @@ LEFT_OUT = {
     "/oauth/upstream/callback": "a browser comes back here from an MCP server's issuer",
     "/oauth/upstream/client": "RFC 7591 metadata, as issuers read it that know clients by a URL",
     "/oauth/upstream/{server}/start": "a link of such a page, which leads to that issuer",
+    "/docs": "the page that shows the document",
+    "/docs/assets/{name}": "a file of that page",
     "/schema": DOCUMENT,
     "/schema/openapi.json": DOCUMENT,
     "/schema/openapi.yaml": DOCUMENT,
