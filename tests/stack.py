@@ -71,8 +71,12 @@ class Stack:
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self) -> Stack:
+    def prepare(self) -> None:
+        """Make what a first start would make slowly."""
         with_cluster(Home(self.home))
+
+    def start(self) -> Stack:
+        self.prepare()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command(),
