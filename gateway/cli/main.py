@@ -23,6 +23,7 @@ from gateway.cli.identity.tenancy import orgs, projects
 from gateway.cli.identity.users import users
 from gateway.cli.installation.backup import backup
 from gateway.cli.installation.models import models
+from gateway.cli.installation.plans import plans, webhooks
 from gateway.cli.installation.settings import config, doctor, reload
 from gateway.cli.mcp.servers import mcp
 from gateway.cli.money.billing import billing, reconcile
@@ -274,7 +275,7 @@ async def migrate(settings: Settings) -> None:
 
 
 for group in (
-    *(doctor, config, completion, reload, backup, logs, top, status, models, keys),
+    *(doctor, config, completion, reload, backup, logs, top, status, models, plans, webhooks, keys),
     *(usage, costs, alerts, budgets, credits, invoices, audit, reconcile, spool, prices, billing),
     *(orgs, projects, users, mcp),
 ):

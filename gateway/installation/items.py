@@ -214,7 +214,13 @@ async def remove_item(
     stored = await _hold(conn)
     before = find_item(stored, kind, name)
     check(before)
-    check_all(stored, [each for each in stored.items if each is not before])
+    rest = [each for each in stored.items if each is not before]
+    try:
+        check_all(stored, rest)
+    except InvalidField:
+        if _fits(stored, check_all):
+            raise
+        # What is stored does not fit already, such as to another settings file: less of it helps.
     await conn.execute(sa.delete(items).where(items.c.kind == kind, items.c.name == name))
     await record(
         conn,
@@ -261,6 +267,14 @@ async def _hold(conn: AsyncConnection) -> StoredSettings:
         )
     )
     return await read_stored(conn)
+
+
+def _fits(stored: StoredSettings, check_all: CheckAll) -> bool:
+    try:
+        check_all(stored, stored.items)
+    except InvalidField:
+        return False
+    return True
 
 
 def _shown(item: StoredSetting) -> dict[str, Any]:

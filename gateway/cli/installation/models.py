@@ -7,7 +7,6 @@ changed there. A model that our engine runs stands in the file alone, with its f
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
@@ -16,14 +15,20 @@ import click
 
 from gateway.cli.observe.status import models
 from gateway.cli.shared.command import with_options
-from gateway.cli.shared.stored import DRY_RUN, SETTINGS, dry_run_of, show_changes, until_in_force
+from gateway.cli.shared.stored import (
+    ASSIGNMENTS,
+    DRY_RUN,
+    SETTINGS,
+    dry_run_of,
+    read_assignments,
+    tell,
+)
 from gateway.cli.shared.target import Gateway, GatewayError, examples, with_gateway
 from gateway.settings.load import MAX_SECRET_BYTES
 
 __all__ = ["models"]
 
 STORED = f"{SETTINGS}/models"
-ASSIGNMENTS = click.argument("assignments", nargs=-1, metavar="[FIELD=VALUE]...")
 KEY_STDIN = click.option(
     "--key-stdin",
     is_flag=True,
@@ -114,37 +119,13 @@ async def remove(gateway: Gateway, name: str, dry_run: bool) -> None:
     await tell(gateway, gone, f"{name} is removed.", is_dry_run=dry_run)
 
 
-async def tell(gateway: Gateway, made: dict[str, Any], line: str, *, is_dry_run: bool) -> None:
-    """Show what changes, and wait until it is in force. Raises: GatewayError."""
-    show_changes(made["changes"], is_dry_run=is_dry_run)
-    if not is_dry_run:
-        await until_in_force(gateway)
-        click.echo(line)
-
-
 def changed(
     content: dict[str, Any], upstream: str | None, assignments: Sequence[str]
 ) -> dict[str, Any]:
     """Return a model's table with other fields. Raises: GatewayError."""
-    found = content | ({} if upstream is None else {"upstream": upstream})
-    for each in assignments:
-        field, equals, text = each.partition("=")
-        if not equals or not field:
-            raise GatewayError(f"{each}: give FIELD=VALUE", status=2)
-        if text:
-            found[field] = value_of(text)
-        else:
-            found.pop(field, None)
-    return found
-
-
-def value_of(text: str) -> Any:
-    """Return a value as TOML has it; what is none is a string."""
-    try:
-        found = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return found["value"] if len(found) == 1 else text
+    given = {} if upstream is None else {"upstream": upstream}
+    found = content | given | read_assignments(assignments)
+    return {field: value for field, value in found.items() if value is not None}
 
 
 def read_key() -> str:

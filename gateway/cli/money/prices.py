@@ -1,7 +1,8 @@
 """`tollgate prices`: takes prices that others publish as drafts, shown first and then applied.
 
-It needs no database: a price book is files. What is applied lies in HOME/price_books; `tollgate
-migrate` brings it to Postgres, and gateways price by it once they have been reloaded.
+It needs no database: a price book is files. What is applied lies in HOME/price_books, and the
+running `tollgate up` of the home is told to read it; for others, `tollgate migrate` brings it to
+Postgres, and gateways price by it once they have been reloaded.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from click.exceptions import Exit
 
 from gateway.cli.shared.command import refuse, with_settings
 from gateway.home import Home
+from gateway.processes.control_socket import NoSupervisor, ReloadRequest, ask
 from gateway.settings.load import Settings
 
 if TYPE_CHECKING:
@@ -115,7 +117,8 @@ async def diff(settings: Settings, draft: Path) -> None:
 @click.option("--digest", required=True, help="The digest that `diff` printed.")
 @click.argument("draft", type=FILE)
 async def apply(settings: Settings, draft: Path, digest: str) -> None:
-    """Copy DRAFT into HOME/price_books, if neither it nor the book changed since `diff`."""
+    """Copy DRAFT into HOME/price_books, if neither it nor the book changed since `diff`, and have
+    the running gateway price by it."""
     from billing.pricing.price_book import PriceBook
 
     content = draft.read_bytes()
@@ -131,7 +134,14 @@ async def apply(settings: Settings, draft: Path, digest: str) -> None:
     path = Home(settings.home).price_books / f"{datetime.now(UTC):%Y-%m-%d}-{known[:12]}.toml"
     write(path, content)
     click.echo(f"Applied: {path}")
-    click.echo("Run `tollgate reload`. Gateways that run alone: `tollgate migrate`, then SIGHUP.")
+    try:
+        answer = await ask(Home(settings.home), ReloadRequest(), lambda _: None)
+    except NoSupervisor:
+        click.echo("Nothing runs here. Gateways that run alone: `tollgate migrate`, then SIGHUP.")
+        return
+    if answer.is_refused:
+        refuse(answer.message, status=1)
+    click.echo(answer.message)
 
 
 @prices.command(epilog=EXITS_OF_CHECK)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli.installation.models import changed, value_of
+from gateway.cli.installation.models import changed
 from gateway.cli.main import tollgate
+from gateway.cli.shared.stored import value_of
 from tests.gateway.cli.shared.fake_gateway import FakeGateway, serving
 
 STORED = "/v1/admin/settings/models"

@@ -111,3 +111,17 @@ async def test_a_home_says_what_it_has_in_force_and_why_not(world: World) -> Non
         (found,) = [each for each in homes if each["home"] == "host:/other"]
         assert found["in_force"] is is_in_force
         assert found["problem"] == (problem or None)
+
+
+async def test_what_does_not_fit_any_more_can_be_removed(world: World) -> None:
+    """Such as after the settings file was edited: one by one."""
+    thief = {"upstream": "https://h.example/v1", "api_key_env": "NOT_SHOWN"}
+    async with world.db.begin() as conn:
+        for name in ("unfit-1", "unfit-2"):
+            await conn.execute(sa.insert(items).values(kind="model", name=name, content=thief))
+    refused = await world.call("POST", MODELS, {"name": "fit", "content": STORED_MODEL})
+    assert refused.status_code == 400
+    for name in ("unfit-1", "unfit-2"):
+        gone = await world.call("DELETE", f"{MODELS}/{name}")
+        assert gone.status_code == 200, gone.text
+    await add(world, "fit")
