@@ -224,12 +224,12 @@ def complete(app: Litestar) -> None:
 class DocumentLayer:
     """Answers for the routes of the document, which Litestar would encode for each request.
 
-    An ASGI layer around those routes alone; what is none of the document passes.
+    An ASGI layer around those routes alone; what is none of the document passes. What is written
+    stands in the application's state: Litestar may hand one layer to several applications.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self._kept: KeptContent | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path_template", "")
@@ -237,10 +237,11 @@ class DocumentLayer:
             await self.app(scope, receive, send)
             return
         request: Request[Any, Any, Any] = Request(scope, receive)
-        if self._kept is None:
+        kept: KeptContent | None = request.app.state.get(path)
+        if kept is None:
             write, media_type = WRITERS[path]
-            self._kept = KeptContent(partial(write, request.app), media_type)
-        answered = (await self._kept.answer(request)).to_asgi_response(None, request)
+            kept = request.app.state[path] = KeptContent(partial(write, request.app), media_type)
+        answered = (await kept.answer(request)).to_asgi_response(None, request)
         await answered(scope, receive, send)
 
 
