@@ -103,11 +103,26 @@ class SectionedGroup(click.Group):
                     formatter.write_dl(found)
 
 
+def forbid_colors(context: click.Context, _: click.Parameter, value: str) -> None:
+    """Print no colours where NO_COLOR is not empty (no-color.org)."""
+    if value:
+        context.color = False
+
+
 @click.group(
     cls=SectionedGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="tollgate", message="%(prog)s %(version)s")
+@click.option(
+    "--no-color",
+    envvar="NO_COLOR",
+    default="",
+    hidden=True,
+    expose_value=False,
+    callback=forbid_colors,
+    help="Print no colours; meant to be set by the variable.",
+)
 def tollgate() -> None:
     """A multi-tenant LLM gateway with its own inference engine.
 

@@ -158,3 +158,10 @@ def test_a_line_of_a_request_says_what_it_took(home: Path) -> None:
 def test_an_older_copy_that_is_replaced_while_files_are_read_is_left_out(home: Path) -> None:
     (home / "logs" / "worker-9.log.1").symlink_to(home / "replaced")
     assert len(messages(logs(home, "--json"))) > 1
+
+
+@pytest.mark.parametrize(("no_color", "has_colors"), [("", True), ("1", False), ("no", False)])
+def test_no_color_takes_the_colors_away(home: Path, no_color: str, has_colors: bool) -> None:
+    arguments = ["logs", "--home", str(home)]
+    runner = CliRunner(env={"NO_COLOR": no_color})
+    assert ("\x1b[" in runner.invoke(tollgate, arguments, color=True).stdout) == has_colors
