@@ -58,5 +58,7 @@ async def test_what_is_not_sent_is_said_and_logged_without_the_link(
     assert await Mailer(server_at(inbox.port)).send(twice) == "failed"
     assert len(inbox.received) == before
     assert sum("no e-mail was sent" in each.message for each in caplog.records) == 5
+    # The server is of this process, too, and may log who writes to it.
+    said = "\n".join(each.getMessage() for each in caplog.records if each.name != "mail.log")
     for secret in ("s3cret", TO, REFUSED, "eve", "opens the door"):
-        assert secret not in caplog.text
+        assert secret not in said
