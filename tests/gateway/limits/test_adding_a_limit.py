@@ -63,6 +63,7 @@ def upgrade() -> None:
 
 ELSEWHERE = {
     "gateway/settings/load.py": "the default plan's values",
+    "gateway/cli/installation/plans.py": "an example of its help",
     "gateway/limits/outcomes.py": "the one limit of what is open at once, which has no bucket",
     "gateway/routes/usage/own_view.py": "a vendor's field for one of them",
 }
