@@ -132,6 +132,8 @@ class AccessLog:
         return line
 
     def _encode(self, answer: NotedAnswer) -> bytes:
+        if not self._writes_lines and self._on_answer is None:
+            return b""
         line = self.to_line(answer)
         if self._on_answer is not None:
             self._on_answer(answer, line)
