@@ -243,24 +243,23 @@ class Gateway:
 
         Raises: GatewayError.
         """
-        if name is None or name.startswith("org_"):
-            return name
-        for org in await self.rows("/v1/admin/orgs", 100_000):
-            if org.get("name") == name:
-                return str(org["id"])
-        raise GatewayError(f"org: no organization {name!r}", status=2)
+        problem = f"org: no organization {name!r}"
+        return await self._id_of(name, "org_", "/v1/admin/orgs", problem)
 
     async def project_id(self, name: str | None) -> str | None:
         """Return the id of a project of the key's organization by its name or id; None for none.
 
         Raises: GatewayError.
         """
-        if name is None or name.startswith("proj_"):
-            return name
-        for project in await self.rows("/v1/organization/projects", 100_000):
-            if project.get("name") == name:
-                return str(project["id"])
         problem = f"project: the key's organization has no project {name!r}; another's: by its id"
+        return await self._id_of(name, "proj_", "/v1/organization/projects", problem)
+
+    async def _id_of(self, name: str | None, prefix: str, path: str, problem: str) -> str | None:
+        if name is None or name.startswith(prefix):
+            return name
+        for row in await self.rows(path, 100_000):
+            if row.get("name") == name:
+                return str(row["id"])
         raise GatewayError(problem, status=2)
 
     def strange(self, path: str) -> GatewayError:
