@@ -32,7 +32,7 @@ port = PORT
 [mcp.stdio]
 isolation = "none"
 """
-TEAM = "[plan.team]\nrequests_per_minute = 600\n"
+TEAM = "[plan.team]\nrequests_per_minute = 1000000\n"
 
 
 class OlderStack(Stack):
