@@ -6,12 +6,14 @@ The lane is the one that a plan pins, or else the lowest that anything speaks fo
 for batch, tools for agentic, the key for the one that it is marked with. The tier is what is served
 and billed, and said in the answer: `flex` in the batch lane alone, `priority` above it and only
 where it has a price of its own, with twice the weight; whatever else was asked for is `default`.
+
+A lane also promises something: its service level objective (SLO), by which answers are judged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Annotated
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -37,6 +39,110 @@ class LaneDeadlines(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     interactive: DeadlineS | None = 60.0
     agentic: DeadlineS | None = 300.0
     batch: DeadlineS | None = None
+
+
+SloSeconds = Annotated[float, Meta(gt=0, le=86_400)]
+CLIENT_LEFT_STATUS = 499
+"""The status under which a request is counted whose client left."""
+SloOutcome = Literal["met", "late_first_token", "slow_tokens", "failed"]
+"""A request that met its SLO, or the first part of it that it missed."""
+SLO_OUTCOMES: tuple[SloOutcome, ...] = ("met", "late_first_token", "slow_tokens", "failed")
+
+
+class Slo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The service level objective of a request: it meets both or none."""
+
+    ttft_s: SloSeconds
+    """Seconds to the first token, from the first byte of the request."""
+    tpot_s: SloSeconds
+    """Seconds per output token after the first, on average (MLPerf's TPOT)."""
+
+
+class LaneSlos(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[slo]`: the objectives of each lane, for models that have none of their own.
+
+    Interactive: MLPerf Inference's limits of Llama 2 70B Interactive (since round v5.0;
+    `loadgen/mlperf.conf`). Agentic: its Server limits of Llama 3.1 405B, the long prompts of that
+    suite. Batch: ours; an hour until it begins, then a token a second.
+    """
+
+    interactive: Slo = Slo(ttft_s=0.45, tpot_s=0.04)
+    agentic: Slo = Slo(ttft_s=6.0, tpot_s=0.175)
+    batch: Slo = Slo(ttft_s=3600.0, tpot_s=1.0)
+    target: Annotated[float, Meta(ge=0.5, lt=1)] = 0.99
+    """The share of requests that is to meet them: MLPerf's is the 99th percentile."""
+
+
+class ModelSlos(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`slo` of a model: what its requests are judged by in place of `[slo]`."""
+
+    interactive: Slo | None = None
+    agentic: Slo | None = None
+    batch: Slo | None = None
+
+
+class SloTable:
+    """Finds the objective of a request. `own`: those of models, by every name they have."""
+
+    def __init__(
+        self, lanes: LaneSlos | None = None, own: Mapping[str, ModelSlos] | None = None
+    ) -> None:
+        lanes = lanes or LaneSlos()
+        self.target = lanes.target
+        self._lanes = {lane: getattr(lanes, lane) for lane in LANE_RANKS}
+        self._own: dict[tuple[str, Lane], Slo] = {
+            (model, lane): slo
+            for model, slos in (own or {}).items()
+            for lane in LANE_RANKS
+            if (slo := getattr(slos, lane)) is not None
+        }
+
+    def of(self, model: str, lane: Lane) -> Slo:
+        return self._own.get((model, lane)) or self._lanes[lane]
+
+
+class ServedRequest(NamedTuple):
+    """How a request was served, as far as its SLO asks."""
+
+    status: int
+    """HTTP's; 499: the client left first."""
+    duration_s: float
+    """Until its last byte, or until it ended."""
+    ttft_s: float | None
+    """None: no token was seen coming."""
+    tpot_s: float | None
+    """None: there was one token, or none was seen coming after the first."""
+    output_tokens: int
+    """Generated, whether or not they were seen coming."""
+
+
+def judge(slo: Slo, served: ServedRequest) -> SloOutcome | None:
+    """Tell whether a request met its SLO, or what it missed; None: it does not count.
+
+    It counts unless the client was refused for its own doing (4xx), left while all was well, or
+    nothing was generated (embeddings). A refusal for want of room (5xx) is a failure: whoever turns
+    slow requests away does not serve more of them in time. An answer that an upstream gave whole
+    has as long as its first token and all others together.
+    """
+    left = served.status == CLIENT_LEFT_STATUS
+    if served.status >= 500:
+        return "failed"
+    if served.status >= 400 and not left:
+        return None
+    if served.ttft_s is None:
+        return _judge_whole(slo, served, left=left)
+    if served.ttft_s > slo.ttft_s:
+        return "late_first_token"
+    return "slow_tokens" if (served.tpot_s or 0.0) > slo.tpot_s else "met"
+
+
+def _judge_whole(slo: Slo, served: ServedRequest, *, left: bool) -> SloOutcome | None:
+    if left:
+        return "late_first_token" if served.duration_s > slo.ttft_s else None
+    if served.output_tokens == 0:
+        return None
+    most_s = slo.ttft_s + slo.tpot_s * (served.output_tokens - 1)
+    return "slow_tokens" if served.duration_s > most_s else "met"
 
 
 class Priority(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from billing.events import UsageEvent
 from engine.fairness import LANE_WEIGHTS
 from engine.protocol import Lane, ReplicaStatus
 from gateway.generation_events import MeteredUsage, RawBody, ReplicaEvent
+from gateway.lanes import ServedRequest, Slo, SloOutcome, judge
 
 T = TypeVar("T")
 CONTENT_TYPE = "text/plain; version=0.0.4"
@@ -161,7 +162,18 @@ class Telemetry:
             ["model", "outcome"],
             registry=registry,
         )
+        self._make_slo_metrics()
         self._make_worker_gauges()
+
+    def _make_slo_metrics(self) -> None:
+        self.slo_requests = Counter(
+            "tollgate_slo_requests",
+            "Requests judged by their service level objective ([slo]): met; late_first_token, "
+            "slow_tokens, failed. Goodput is the share of those that met it.",
+            ["model", "lane", "outcome"],
+            registry=self.registry,
+        )
+        self.slo_requests_of = lru_cache(MAX_CHILDREN)(self.slo_requests.labels)
 
     def _make_worker_gauges(self) -> None:
         self.upstream_running, self.upstream_waiting = (
@@ -369,6 +381,19 @@ def reserve_disk(shared_folder: Path) -> None:
             reserved.rename(path)
 
 
+class Pace:
+    """Adds up how long tokens took after the first of each generation."""
+
+    __slots__ = ("seconds", "tokens")
+
+    def __init__(self) -> None:
+        self.seconds, self.tokens = 0.0, 0
+
+    def add(self, seconds: float, tokens: int) -> None:
+        self.seconds += seconds
+        self.tokens += tokens
+
+
 class RequestMeter:
     """Times one request's tokens and counts them. `received_at`: when its first byte was read, in
     seconds of `time.perf_counter`; None: now."""
@@ -384,6 +409,11 @@ class RequestMeter:
         self._last_at: float | None = None
         self._num_tokens = 0
         self.ttft_s: float | None = None
+        self.lane: Lane | None = None
+        self.slo: Slo | None = None
+        """None, as its lane: it was refused before anybody understood it."""
+        self.slo_outcome: SloOutcome | None = None
+        self._pace = Pace()
         self.queue_time_s: float | None = None
         self.billed: list[UsageEvent] = []
         """The bills of all generations of the request."""
@@ -391,7 +421,7 @@ class RequestMeter:
     def again(self) -> RequestMeter:
         """Return a meter for another generation of the same request."""
         meter = RequestMeter(self._telemetry, self._model)
-        meter.billed = self.billed
+        meter.billed, meter._pace = self.billed, self._pace
         return meter
 
     def received(self, event: ReplicaEvent, *, streams: bool) -> None:
@@ -406,14 +436,16 @@ class RequestMeter:
         num_tokens = usage.output + usage.wasted_output
         if num_tokens == self._num_tokens:
             return
-        self._num_tokens = num_tokens
+        more, self._num_tokens = num_tokens - self._num_tokens, num_tokens
         now = time.perf_counter()
         if self._last_at is None:
             self.awaits_write = streams
             if not streams:
                 self.wrote_first()
         else:
-            self._telemetry.itl_of(self._model).observe(now - self._last_at)
+            step_s = now - self._last_at
+            self._telemetry.itl_of(self._model).observe(step_s)
+            self._pace.add(step_s, more)
         self._last_at = now
 
     def disputed(self, upstream: str, usage: MeteredUsage) -> None:
@@ -428,6 +460,30 @@ class RequestMeter:
         """Note that the first byte is written of what shows the first token."""
         self.ttft_s = time.perf_counter() - self._received_at
         self._telemetry.ttft_of(self._model).observe(self.ttft_s)
+
+    def promise(self, lane: Lane, slo: Slo) -> None:
+        """Note what the request will be judged by."""
+        self.lane, self.slo = lane, slo
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per token after the first, over all generations of the request."""
+        return self._pace.seconds / self._pace.tokens if self._pace.tokens else None
+
+    def judge(self, status: int) -> None:
+        """Count whether the request, which has ended now, met its SLO."""
+        if self.slo is None or self.lane is None:
+            return
+        served = ServedRequest(
+            status,
+            time.perf_counter() - self._received_at,
+            self.ttft_s,
+            self.tpot_s,
+            sum(each.quantities.output_total for each in self.billed),
+        )
+        self.slo_outcome = judge(self.slo, served)
+        if self.slo_outcome is not None:
+            self._telemetry.slo_requests_of(self._model, self.lane, self.slo_outcome).inc()
 
     def used(self, usage: MeteredUsage, event: UsageEvent) -> None:
         """Count what was billed. `event`: its record in the books."""

@@ -424,6 +424,7 @@ def open_generation(
         cache_salts=cache_salts(resources.secret.current.derive(CACHE_SALT)),
         stalled_reader_s=settings.stalled_reader_s,
         deadlines=settings.deadlines,
+        slos=settings.slos,
         on_cached=on_cached,
     )
 

@@ -81,6 +81,7 @@ class LiveConfiguration:
         services = self._services
         self.settings = settings
         services.generation.deadlines = settings.deadlines
+        services.generation.slos = settings.slos
         services.telemetry.know(settings.model_names)
         services.mcp = self._mcp if settings.mcp.servers else None
         services.tool_loops = open_tool_loops(settings, services.mcp)

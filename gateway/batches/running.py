@@ -95,10 +95,15 @@ async def run(
 ) -> LineRun:
     """Run a line; never raises unless it is cancelled."""
     account = LineAccount()
+    meter = RequestMeter(telemetry, model_of(line))
     try:
-        answer = await _answer(services, telemetry, endpoint, principal, line, account)
+        answer = await _answer(services, meter, endpoint, principal, line, account)
     except Exception as error:
-        return LineRun(_failed(endpoint, line, error), account)
+        outcome = _failed(endpoint, line, error)
+        if isinstance(outcome, EndedLine):
+            meter.judge(outcome.status)
+        return LineRun(outcome, account)
+    meter.judge(200)
     ended = EndedLine(
         line=line,
         state="done",
@@ -112,7 +117,7 @@ async def run(
 
 async def _answer(
     services: GenerationServices,
-    telemetry: Telemetry,
+    meter: RequestMeter,
     endpoint: LineEndpoint,
     principal: Principal,
     line: LeasedLine,
@@ -122,7 +127,7 @@ async def _answer(
     context = RequestContext(
         request_id=line.request_id,
         principal=principal,
-        meter=RequestMeter(telemetry, model),
+        meter=meter,
         body=line.body,
         route=services.fleet.resolve(model, principal),
         tags=line.tags or {},

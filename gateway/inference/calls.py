@@ -137,6 +137,7 @@ def to_call(
         sells_priority=services.sells_priority,
         is_batch=context.is_batch,
     )
+    context.meter.promise(priority.lane, services.slos.of(generate.model, priority.lane))
     heading = AnswerHeader(
         id=answer_format.id_prefix + context.request_id.removeprefix(REQUEST_PREFIX),
         created=int(time.time()),

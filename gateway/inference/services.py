@@ -14,7 +14,7 @@ from foundation.tasks import TaskSet
 from gateway.fleet.router import Fleet
 from gateway.inference.cache_notes import OnCached, unnoted
 from gateway.inference.delivery import Delivery
-from gateway.lanes import LaneDeadlines
+from gateway.lanes import LaneDeadlines, SloTable
 from gateway.limits.limiter import Limiter
 
 CacheSalts = Callable[[str], str]
@@ -23,7 +23,7 @@ CacheSalts = Callable[[str], str]
 
 class GenerationServices(msgspec.Struct, kw_only=True):
     """The services that a generation needs of the process, wired once in `app`. Other settings
-    replace the deadlines."""
+    replace the deadlines and the objectives."""
 
     fleet: Fleet
     limiter: Limiter
@@ -33,6 +33,8 @@ class GenerationServices(msgspec.Struct, kw_only=True):
     cache_salts: CacheSalts
     stalled_reader_s: float
     deadlines: LaneDeadlines = LaneDeadlines()
+    slos: SloTable = msgspec.field(default_factory=SloTable)
+    """The service level objectives that requests are judged by."""
     on_cached: OnCached = unnoted
     """Hears what was read from caches of each prompt that is on a bill."""
     open_calls: dict[asyncio.Task[None], Delivery] = msgspec.field(default_factory=dict)

@@ -36,6 +36,7 @@ EFFECTS: Mapping[str, Effect] = {
     "webhooks": "live",
     "price_books": "live",
     "deadlines": "live",
+    "slo": "live",
     "max_disputed_in_a_row": "live",
     "disputed_rest_s": "live",
     "compat.unknown_fields": "live",

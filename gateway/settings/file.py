@@ -18,7 +18,7 @@ from billing.money import PICO_PER_USD, Pico
 from engine.text.output_parser.registry import FamilyName, ReasoningName
 from foundation.structs import with_fields_of
 from gateway.generate_request import MaxTokensField
-from gateway.lanes import LaneDeadlines
+from gateway.lanes import LaneDeadlines, LaneSlos, ModelSlos
 from gateway.principal import Plan
 
 Flags = str | int | Path | None
@@ -183,6 +183,8 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     unknown_fields: UnknownFields | None = None
     """None: as `[compat]` has it, and so the next."""
     dialect: DialectName | None = None
+    slo: ModelSlos = ModelSlos()
+    """By lane; what it leaves out is as `[slo]` has it."""
 
 
 class WrittenAdapter(Strict, frozen=True, kw_only=True):
@@ -395,6 +397,7 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
 
     deadlines: LaneDeadlines = LaneDeadlines()
     """For the first token, by lane."""
+    slo: LaneSlos = LaneSlos()
     compat: CompatConfig = CompatConfig()
     mcp: WrittenMcp = WrittenMcp()
     trusted_proxies: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.lanes import LaneDeadlines
+from gateway.lanes import LaneDeadlines, LaneSlos
 from gateway.principal import Plan
 from gateway.settings.file import CompatConfig, WrittenMcp, WrittenWebhook
 from gateway.settings.load import Settings
@@ -22,6 +22,7 @@ class LiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelConfig, ...]
     mcp: WrittenMcp
     deadlines: LaneDeadlines
+    slo: LaneSlos
     compat: CompatConfig
     plans: tuple[Plan, ...]
     webhooks: tuple[WrittenWebhook, ...] = ()

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.home import Home
+from gateway.lanes import SloTable
 from gateway.net.listener import is_loopback, origin
 from gateway.networks import read_network
 from gateway.principal import Plan
@@ -84,6 +85,15 @@ class Settings(PlainSettings, frozen=True, kw_only=True):
         """Every name that customers may ask for; adapters follow their base."""
         names = ((model.name, *(each.name for each in model.adapters)) for model in self.models)
         return tuple(chain.from_iterable(names))
+
+    @property
+    def slos(self) -> SloTable:
+        own = {
+            name: model.slo
+            for model in self.models
+            for name in (model.name, *(each.name for each in model.adapters))
+        }
+        return SloTable(self.slo, own)
 
     @property
     def bases(self) -> dict[str, str]:

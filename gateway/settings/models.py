@@ -18,6 +18,7 @@ from engine.text.hub import names_a_repository
 from engine.text.output_parser.registry import FamilyName, ReasoningName
 from gateway.generate_request import MaxTokensField
 from gateway.home import Home
+from gateway.lanes import ModelSlos
 from gateway.settings.file import (
     AdapterName,
     Concurrency,
@@ -139,6 +140,8 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     """Fields of requests that nobody here knows. None: as the installation has it."""
     dialect: DialectName | None = None
     """The way our engine is asked and told. None: as the installation has it."""
+    slo: ModelSlos = ModelSlos()
+    """The objectives of its requests, of its adapters' too, in place of the installation's."""
 
 
 def alone(model: str, revision: Any = None) -> WrittenModel:
@@ -243,6 +246,7 @@ def _to_model(
         reasoning_parser=model.reasoning_parser,
         unknown_fields=model.unknown_fields,
         dialect=model.dialect,
+        slo=model.slo,
     )
 
 
@@ -331,6 +335,7 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
         max_image_tokens=model.max_image_tokens,
         tokenizer=None if model.tokenizer is None else model.tokenizer.absolute(),
         unknown_fields=model.unknown_fields,
+        slo=model.slo,
     )
 
 

@@ -23,7 +23,7 @@ from gateway.auth.bearer.last_used import LastUsed
 from gateway.auth.cors_origins import CorsOrigins
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.fleet.router import Fleet, Route
-from gateway.lanes import LaneDeadlines
+from gateway.lanes import LaneDeadlines, SloTable
 from gateway.networks import Networks
 from gateway.routes.shared.services import Services
 from gateway.secret import Secret, SecretKey
@@ -98,7 +98,9 @@ async def world(
             "cors_origins": cors_origins,
             "trusted_proxies": Networks(),
             "idempotency_keys": IdempotencyKeys(db=db, system_db=system_db, secret=SECRET),
-            "generation": SimpleNamespace(fleet=Fleet(routes), deadlines=LaneDeadlines()),
+            "generation": SimpleNamespace(
+                fleet=Fleet(routes), deadlines=LaneDeadlines(), slos=SloTable()
+            ),
             "started_at": 0,
         }
         app = create_app(load({"home": home}, {}))

@@ -19,7 +19,7 @@ from gateway.net.client_address import client_address
 from gateway.networks import Networks
 from gateway.routes.asgi.access_log import AccessLog, NotedAnswer
 from gateway.routes.shared.request_state import ASKED_METHOD, CLIENT_LEFT, METER, MODEL, OUTCOME
-from gateway.telemetry import Telemetry
+from gateway.telemetry import RequestMeter, Telemetry
 
 NO_ROUTE = "-"
 ACCESS_LOG = "access_log"
@@ -61,6 +61,9 @@ class RequestMetrics:
             status = state.get(OUTCOME, sent)
             telemetry: Telemetry = shared["services"].telemetry
             telemetry.answered(route=route, model=model, status=status)
+            meter: RequestMeter | None = state.get(METER)
+            if meter is not None:
+                meter.judge(int(status))
             access_log: AccessLog | None = shared.get(ACCESS_LOG)
             if access_log is not None:
                 access_log.note(
@@ -73,7 +76,7 @@ class RequestMetrics:
                         LOG_CONTEXT.get(),
                         model,
                         scope.get("user"),
-                        state.get(METER),
+                        meter,
                         shown_client(scope) if access_log.shows_client else None,
                     )
                 )

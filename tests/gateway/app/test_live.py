@@ -30,6 +30,7 @@ from tests.mcp_bridge.counting import counting
 NUM_STREAMS = 24
 NUM_SWAPS = 8
 SERVER = '[[mcp.servers]]\nname = "{name}"\nurl = "{url}"\nnetwork = "loopback"\ntrust = "all"\n'
+SLO = "[slo]\nbatch = {ttft_s = 77, tpot_s = 7}\n"
 BOOK_OF_EXTRA = BOOK.rpartition("[[price]]")[2].replace('"far"', '"extra"').join(("[[price]]", ""))
 
 
@@ -151,9 +152,10 @@ def test_a_model_comes_with_its_price_and_goes(reloading: Reloading) -> None:
     assert reloading.chat("extra").status_code == 404
     extra = f'[[model]]\nname = "extra"\nupstream = "{reloading.far_url()}"\nmax_concurrency = 2\n'
     (reloading.folder / "book.toml").write_text(BOOK + BOOK_OF_EXTRA)
-    reloading.apply(reloading.first + extra + "[deadlines]\ninteractive = 9.5\n")
+    reloading.apply(reloading.first + extra + "[deadlines]\ninteractive = 9.5\n" + SLO)
     assert services.generation.price_book.at("extra", time.time())
     assert services.generation.deadlines.interactive == 9.5
+    assert services.generation.slos.of("extra", "batch").ttft_s == 77
     assert reloading.chat("extra").status_code == 200
     assert set(services.rooms) == {"extra"} and services.telemetry.label("extra") == "extra"
     reloading.apply(reloading.first)

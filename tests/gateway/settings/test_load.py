@@ -485,7 +485,7 @@ BEFORE = {
     WrittenMcpServer: "[[mcp.servers]]\nname = 's'\nurl = 'https://h/mcp'\n",
 }
 """The tables of the file, each with what it has to have."""
-ANYTHING = {"engine", "plan", "environment", "deadlines"}
+ANYTHING = {"engine", "plan", "environment", "deadlines", "slo"}
 """Tables whose keys are judged elsewhere, or by their values."""
 
 

@@ -39,7 +39,7 @@ def test_a_metric_is_added_in_at_most_two_places(tmp_path: Path) -> None:
     assert copy_product(tmp_path, lines=INSERTED) == 3
     shared = tmp_path / "metrics"
     shared.mkdir()
-    program = ("-m", "tests.gateway.added_metrics", str(tmp_path), str(shared))
+    program = ("-m", "tests.gateway.telemetry.added_metrics", str(tmp_path), str(shared))
     told = run_copy(tmp_path, program, PROMETHEUS_MULTIPROC_DIR=str(shared))
     found = re.findall("^tollgate_(?:observations|queues|engine_steps).*", told.stdout, re.M)
     steps = 'tollgate_engine_steps{model="fake"} 0.0'

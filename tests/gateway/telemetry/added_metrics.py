@@ -1,7 +1,7 @@
 """Prints what /metrics says of one worker, then of two, in a copy of the product to which
 `test_adding_a_metric` has added metrics. A process of its own, started in that copy:
 
-    PROMETHEUS_MULTIPROC_DIR=SHARED python -m tests.gateway.added_metrics FOLDER SHARED
+    PROMETHEUS_MULTIPROC_DIR=SHARED python -m tests.gateway.telemetry.added_metrics FOLDER SHARED
 """
 
 from __future__ import annotations
