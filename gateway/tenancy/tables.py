@@ -99,6 +99,7 @@ api_keys = sa.Table(
     sa.Column("lane", sa.Text, nullable=True),
     sa.Column("model_limits", JSONB(none_as_null=True), nullable=True),
     sa.Column("shows_cost", sa.Boolean, nullable=True),
+    sa.Column("for_console", sa.Boolean, nullable=False, server_default=sa.false()),
     moment_made(),
     moment("expires_at"),
     moment("revoked_at"),
@@ -123,6 +124,13 @@ api_keys = sa.Table(
     ),
     sa.UniqueConstraint("previous_hash", "previous_pepper_id", name="api_keys_previous_hash"),
     sa.UniqueConstraint("org_id", "id", name="api_keys_org_id_id"),
+    sa.Index(
+        "api_keys_for_console",
+        "project_id",
+        "user_id",
+        unique=True,
+        postgresql_where=sa.text("for_console"),
+    ),
 )
 
 spend_caps = sa.Table(

@@ -115,7 +115,7 @@ class Authenticator:
         self._peppers = ((pepper_id, pepper), *older)
         self._tokens = tokens
         self._external = external
-        self._on_use = on_use
+        self.on_use = on_use
         self._clock = clock
         self._wall_clock = wall_clock
         self._listener = ChangeListener(redis, self._changed, clock=clock)
@@ -161,7 +161,7 @@ class Authenticator:
         principal = known.principal
         if principal.expires_at is not None and principal.expires_at <= self._wall_clock():
             raise ExpiredKey(principal.key_id)
-        self._on_use(principal.key_id)
+        self.on_use(principal.key_id)
         return principal
 
     @property

@@ -64,12 +64,15 @@ REFUSALS = (402, 404, 408, 409, 422, 429, 503, 504)
 """Beside those of every route: an upstream's own refusals keep their status."""
 
 
-async def parse_request(request: AuthenticatedRequest) -> RequestContext:
-    """Read the request. Raises: BadField, UnknownModel, EncodedBody."""
+async def parse_request(request: AuthenticatedRequest, sent: bytes | None = None) -> RequestContext:
+    """Read the request. `sent`: the body, where a form of ours was sent in its place.
+
+    Raises: BadField, UnknownModel, EncodedBody.
+    """
     found = services(request)
     asked = [each for each in request.scope["headers"] if each[0] in OURS]
     deadline_s, tags, key = read_deadline_s(asked), read_tags(asked), read_key(asked)
-    sent = await read_once(request)
+    sent = await read_once(request) if sent is None else sent
     body, peeked = peek_or_name(sent, partial(found.generation.fleet.only_model, request.user))
     model = peeked.model
     state = request.scope["state"]

@@ -70,14 +70,20 @@ async def authenticate(
     connection.scope["user"] = principal
     if principal.kind == "token" and not is_addressed(connection, route_handler, principal):
         raise WrongResource("for another resource")
-    if principal.allowed_networks is not None:
-        address = address_of(connection)
-        if address is None or address not in principal.allowed_networks:
-            raise WrongNetwork(principal.key_id)
+    check_network(connection, principal)
     named = route_handler.opt.get(IN_PROJECT)
     project_id = None if named is None else connection.path_params[named]
     if not may(principal, scope, project_id=project_id):
         raise MissingScope(scope)
+
+
+def check_network(connection: ASGIConnection[Any, Any, Any, Any], principal: Principal) -> None:
+    """Raises: WrongNetwork."""
+    if principal.allowed_networks is None:
+        return
+    address = address_of(connection)
+    if address is None or address not in principal.allowed_networks:
+        raise WrongNetwork(principal.key_id)
 
 
 async def authenticate_bound(

@@ -140,6 +140,8 @@ async def rotate_key(
         before = await retrieve_key(conn, key_id, org_id=org_id, lock=True)
         check(before)
         require_live(before)
+        if before.for_console:
+            raise InvalidField("key", "the console spends under it: nobody has its secret")
         if by is not None:
             check_secret(by, power_of(msgspec.structs.asdict(before)))
         secret = new_secret(before.prefix)

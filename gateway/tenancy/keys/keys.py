@@ -90,6 +90,8 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     lane: KeyLane | None = None
     model_limits: ModelLimits | None = None
     shows_cost: bool | None = None
+    for_console: bool = False
+    """The console spends under it for its user; nobody has its secret (`console_keys`)."""
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -143,6 +145,7 @@ async def create_key(
     plan: str | None = None,
     expires_at: datetime | None = None,
     restrictions: Restrictions = UNRESTRICTED,
+    for_console: bool = False,
     actor: Actor,
     by: Principal | None = None,
 ) -> CreatedKey:
@@ -175,6 +178,7 @@ async def create_key(
         "scopes": wanted,
         "plan": await check_plan(conn, plan),
         "expires_at": check_expiry(expires_at),
+        "for_console": for_console,
         **check_restrictions(restrictions),
     }
     if by is not None:
@@ -251,6 +255,8 @@ def described(row: KeyRow) -> dict[str, Any]:
         "previous_hint",
     )
     fields = {name: getattr(row, name) for name in KeyRow.__struct_fields__ if name not in left_out}
+    if not row.for_console:
+        del fields["for_console"]
     given = {name: value for name, value in fields.items() if value is not None}
     return given | {"redacted_value": row.hint}
 

@@ -123,33 +123,68 @@ async def create_spend_cap(
     check_amount("amount_usd", amount_pico)
     subject = key_id or project_id or EVERYTHING
     async with changing(db, redis, subject, org_id=org_id) as conn:
-        await _lock_owner(conn, org_id=org_id, project_id=project_id, key_id=key_id)
-        live = sa.select(sa.func.count()).select_from(spend_caps)
-        live = live.where(spend_caps.c.org_id == org_id, spend_caps.c.archived_at.is_(None))
-        if (await conn.scalar(live) or 0) >= MAX_CAPS:
-            raise InvalidField("org_id", f"there are {MAX_CAPS} caps already")
-        row = {
-            "id": f"cap_{uuid7().hex}",
-            "org_id": org_id,
-            "project_id": project_id,
-            "key_id": key_id,
-            "model": model,
-            "tag": tag,
-            "period": period,
-            "amount_pico": amount_pico,
-            "hard": hard,
-            "by_operator": by_operator,
-        }
-        added = insert(spend_caps).values(**row).on_conflict_do_nothing().returning(spend_caps)
-        made = (await conn.execute(added)).one_or_none()
-        if made is None:
-            raise Conflict("period", "there is such a cap of this period already")
-        cap = to_spend_cap(made)
-        await raise_for_cap(conn, cap.id)
-        await _log(
-            conn, cap, operator_org, actor=actor, action="spend_cap.created", after=described(cap)
+        return await add_spend_cap(
+            conn,
+            org_id=org_id,
+            project_id=project_id,
+            key_id=key_id,
+            model=model,
+            tag=tag,
+            period=period,
+            amount_pico=amount_pico,
+            hard=hard,
+            by_operator=by_operator,
+            operator_org=operator_org,
+            actor=actor,
         )
-        return cap
+
+
+async def add_spend_cap(
+    conn: AsyncConnection,
+    *,
+    org_id: str,
+    project_id: str | None = None,
+    key_id: str | None = None,
+    model: str | None = None,
+    tag: str | None = None,
+    period: CapPeriod = "month",
+    amount_pico: Pico = 0,
+    hard: bool = True,
+    by_operator: bool = False,
+    operator_org: str | None = None,
+    actor: Actor,
+) -> SpendCapRow:
+    """Add a cap whose values have been checked; to be announced.
+
+    Raises: InvalidField, NotFound (org, project, key), Conflict.
+    """
+    await _lock_owner(conn, org_id=org_id, project_id=project_id, key_id=key_id)
+    live = sa.select(sa.func.count()).select_from(spend_caps)
+    live = live.where(spend_caps.c.org_id == org_id, spend_caps.c.archived_at.is_(None))
+    if (await conn.scalar(live) or 0) >= MAX_CAPS:
+        raise InvalidField("org_id", f"there are {MAX_CAPS} caps already")
+    row = {
+        "id": f"cap_{uuid7().hex}",
+        "org_id": org_id,
+        "project_id": project_id,
+        "key_id": key_id,
+        "model": model,
+        "tag": tag,
+        "period": period,
+        "amount_pico": amount_pico,
+        "hard": hard,
+        "by_operator": by_operator,
+    }
+    added = insert(spend_caps).values(**row).on_conflict_do_nothing().returning(spend_caps)
+    made = (await conn.execute(added)).one_or_none()
+    if made is None:
+        raise Conflict("period", "there is such a cap of this period already")
+    cap = to_spend_cap(made)
+    await raise_for_cap(conn, cap.id)
+    await _log(
+        conn, cap, operator_org, actor=actor, action="spend_cap.created", after=described(cap)
+    )
+    return cap
 
 
 async def get_spend_cap(conn: AsyncConnection, *, org_id: str, cap_id: str) -> SpendCapRow:

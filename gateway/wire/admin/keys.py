@@ -111,6 +111,8 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     model_limits: dict[str, ModelLimitsView] | None
     shows_cost: bool | None
     """Whether its answers say what they cost; None: as its organization has it."""
+    for_console: bool
+    """Whether it is the one under which the console spends for its owner; it cannot be rotated."""
     owner: KeyOwnerView | None
     created_at: int
     expires_at: int | None

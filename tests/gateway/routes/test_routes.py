@@ -41,6 +41,7 @@ OPEN = {
     "/ping",
     "/version",
     "/load",
+    "/console/playground/completions",
     "/docs",
     "/docs/assets/{name:str}",
     "/invites/accept",

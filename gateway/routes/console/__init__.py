@@ -1,0 +1,1 @@
+"""Serves the pages of the console, one module each, with the rights of whoever is signed in."""
