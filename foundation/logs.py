@@ -18,6 +18,7 @@ from typing import Generic, TextIO, TypeVar
 
 import msgspec
 
+from foundation.stages import Stages
 from foundation.tasks import LogAndContinue
 
 log = logging.getLogger(__name__)
@@ -36,12 +37,13 @@ WRITE_INTERVAL_S = 0.1
 class LogContext:
     """Names the request that a task works for. `request`: its id, `req_` and 32 hex digits, of
     which a trace is made where the client named none. `headers`: what the client sent; they are
-    looked through once something is logged, not before."""
+    looked through once something is logged, not before. `stages`: those of the request.
+    """
 
-    __slots__ = ("_headers", "_parent", "_trace", "request")
+    __slots__ = ("_headers", "_parent", "_trace", "request", "stages")
 
     def __init__(self, request: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        self.request = request
+        self.request, self.stages = request, Stages()
         self._headers, self._trace, self._parent = headers, "", ""
 
     @property
@@ -69,6 +71,12 @@ def outside_requests() -> Context:
     context = copy_context()
     context.run(LOG_CONTEXT.set, None)
     return context
+
+
+def current_stages() -> Stages:
+    """Return the stages of the request that this task works for; new ones if it does for none."""
+    context = LOG_CONTEXT.get()
+    return Stages() if context is None else context.stages
 
 
 def read_traceparent(traceparent: bytes) -> tuple[str, str]:
@@ -131,12 +139,17 @@ def configure(level: str, *, json_lines: bool, process: str, to: TextIO | None =
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
+def always(_item: object) -> bool:
+    return True
+
+
 class LineWriter(Generic[T]):
     """Writes lines in a thread of its own: who has one to write appends it and waits for nothing.
 
-    `encode` makes a line, with its end, in that thread; `write` takes lines of at most
-    `MAX_WRITE_BYTES`, or one longer one. What comes while `MAX_WAITING_LINES` wait, and what cannot
-    be written (a full disk), is dropped, and `on_dropped` hears of how many in that thread.
+    `encode` makes a line, with its end, in that thread, once `is_ready` says so; `write` takes
+    lines of at most `MAX_WRITE_BYTES`, or one longer one. What comes while `MAX_WAITING_LINES`
+    wait, and what cannot be written (a full disk), is dropped, and `on_dropped` hears of how many
+    in that thread.
     """
 
     def __init__(
@@ -146,7 +159,9 @@ class LineWriter(Generic[T]):
         on_dropped: Callable[[int], object],
         *,
         name: str,
+        is_ready: Callable[[T], bool] = always,
     ) -> None:
+        self._is_ready = is_ready
         self._encode, self._write, self._on_dropped = encode, write, on_dropped
         self._waiting: deque[T] = deque()
         self._ended = threading.Event()
@@ -170,9 +185,15 @@ class LineWriter(Generic[T]):
         self._ended.set()
         self._thread.join(timeout_s)
 
-    def write_waiting(self) -> None:
-        """Write the lines that wait by now."""
-        lines = [self._encode(self._waiting.popleft()) for _ in range(len(self._waiting))]
+    def write_waiting(self, *, all_of_them: bool = True) -> None:
+        """Write the lines that wait by now; unless `all_of_them`, those that are ready."""
+        lines: list[bytes] = []
+        for _ in range(len(self._waiting)):
+            item = self._waiting.popleft()
+            if all_of_them or self._is_ready(item):
+                lines.append(self._encode(item))
+            else:
+                self._waiting.append(item)  # for the next time
         for batch in batches_of(lines):
             try:
                 self._write(b"".join(batch))
@@ -186,7 +207,7 @@ class LineWriter(Generic[T]):
         log_and_continue = LogAndContinue(log, "lines of a log are lost")
         while not self._ended.wait(WRITE_INTERVAL_S):
             with log_and_continue:
-                self.write_waiting()
+                self.write_waiting(all_of_them=False)
         with log_and_continue:
             self.write_waiting()
 

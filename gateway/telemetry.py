@@ -20,6 +20,8 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from billing.events import UsageEvent
 from engine.fairness import LANE_WEIGHTS
 from engine.protocol import Lane, ReplicaStatus
+from foundation.logs import current_stages
+from foundation.stages import Stage
 from gateway.generation_events import MeteredUsage, RawBody, ReplicaEvent
 from gateway.lanes import ServedRequest, Slo, SloOutcome, judge
 
@@ -417,18 +419,32 @@ class RequestMeter:
         self.queue_time_s: float | None = None
         self.billed: list[UsageEvent] = []
         """The bills of all generations of the request."""
+        self.stages = current_stages()
+        """The stages of the request, over all its generations."""
+        self._attempt: Stage | None = None
+        self._begun_at = 0.0
+        """When the replica began to work on it, after its queue."""
+        self._decode: Stage | None = None
 
     def again(self) -> RequestMeter:
         """Return a meter for another generation of the same request."""
         meter = RequestMeter(self._telemetry, self._model)
         meter.billed, meter._pace = self.billed, self._pace
+        meter.stages = self.stages
         return meter
+
+    def begin_attempt(self, replica: str) -> Stage:
+        """Begin the stage of a try on a replica, which `received` divides further."""
+        attempt = self._attempt = self.stages.begin("attempt", replica)
+        self._begun_at, self._decode = attempt.began_at, None
+        return attempt
 
     def received(self, event: ReplicaEvent, *, streams: bool) -> None:
         """Count what a replica's step brought, whether or not the client is shown it yet. streams:
         the client is shown it before the answer is whole, and `wrote_first` tells when."""
         if event.queue_time_s is not None and self.queue_time_s is None:
             self.queue_time_s = event.queue_time_s
+            self._add_queue(event.queue_time_s)
             self._telemetry.queue_time_of(self._model).observe(event.queue_time_s)
         usage = event.usage
         if usage is None or is_told_at_once(event):
@@ -447,6 +463,24 @@ class RequestMeter:
             self._telemetry.itl_of(self._model).observe(step_s)
             self._pace.add(step_s, more)
         self._last_at = now
+        if self._decode is not None:
+            self._decode.ended_at = now
+        else:
+            self._add_prefill(now)
+
+    def _add_queue(self, queue_time_s: float) -> None:
+        """Note how long the attempt waited before it was begun."""
+        attempt = self._attempt
+        if attempt is not None:
+            self._begun_at = attempt.began_at + queue_time_s
+            self.stages.add(Stage("queue", attempt.began_at, self._begun_at, within=attempt))
+
+    def _add_prefill(self, now: float) -> None:
+        """Note that the attempt's first token came now; each one from here on is decoded."""
+        attempt = self._attempt
+        if attempt is not None:
+            self.stages.add(Stage("prefill", min(self._begun_at, now), now, within=attempt))
+            self._decode = self.stages.add(Stage("decode", now, now, within=attempt))
 
     def disputed(self, upstream: str, usage: MeteredUsage) -> None:
         """Count what an upstream claims beyond what the request can have used."""

@@ -17,6 +17,7 @@ from billing.errors import SpoolFull
 from billing.events import Attempt, Quantities, as_waste
 from billing.pricing.rating import RatedUsage
 from billing.spool.spool import Spool
+from foundation.stages import CURRENT_ATTEMPT
 from gateway.fleet.errors import ReplicaLost
 from gateway.fleet.replica import PreparedRequest, Replica
 from gateway.generation_events import CacheOutcome, MeteredUsage, ReplicaEvent
@@ -79,7 +80,17 @@ class ReplicaAttempt:
         self.closing = False
 
     async def run(self) -> Outcome:
-        """Stream until the end, whatever ends it, and bill it."""
+        """Stream until the end, whatever ends it, and bill it; a stage of the request."""
+        with self.call.meter.begin_attempt(self.replica.name) as stage:
+            CURRENT_ATTEMPT.set(stage)  # of this task, which the application owns
+            outcome = await self._run()
+            if self.delivery.was_left:
+                stage.outcome = "left"
+            elif outcome.failure is not None:
+                stage.outcome = type(outcome.failure).__name__
+            return outcome
+
+    async def _run(self) -> Outcome:
         failure: Exception | None = None
         last: ReplicaEvent | None = None
         try:

@@ -104,14 +104,17 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
         call = msgspec.structs.replace(call, request=under_a_cap(call.request))
     route = services.fleet.resolve(call.request.model, call.principal)
     replicas = services.fleet.order(route, affinity(call.request, call.principal))
-    prepared = await replicas[0].prepare(call.request, call.priority)
+    stages = call.meter.stages
+    with stages.begin("prepare", replicas[0].name):
+        prepared = await replicas[0].prepare(call.request, call.priority)
     if delivery.abandoned:
         return
     predicted_s = replicas[0].predicted_ttft_s(prepared, call.priority)
     if predicted_s is not None:
         refuse_what_comes_too_late(call.current_priority, predicted_s)
     record = new_attempt(call, services.price_book)
-    admission = await reserve(services.limiter, call, prepared, record)
+    with stages.begin("admit"):
+        admission = await reserve(services.limiter, call, prepared, record)
     delivery.admitted(admission.state)
     allowance = Allowance(services.limiter, admission, services.tasks, sleep=asyncio.sleep)
     outcome = NOTHING_RAN
@@ -123,8 +126,9 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
             services, call, delivery, allowance, record, replicas, prepared
         )
     finally:
-        allowance.end()
-        await settle(services.limiter, admission, outcome.usage, record)
+        with stages.begin("settle"):
+            allowance.end()
+            await settle(services.limiter, admission, outcome.usage, record)
     if outcome.failure is not None:
         raise outcome.failure
 
@@ -181,7 +185,8 @@ async def attempt_in_order(
             return NOTHING_RAN
         try:
             if position:
-                other = await replica.prepare(call.request, call.priority)
+                with call.meter.stages.begin("prepare", replica.name):
+                    other = await replica.prepare(call.request, call.priority)
                 prepared = within_what_is_held(replica, other, prepared)
                 record = msgspec.structs.replace(record, id=uuid7_text())
             outcome = await ReplicaAttempt(

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from foundation.logs import current_stages
+from foundation.stages import Stage
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, Message, RpcError
@@ -35,6 +37,11 @@ MAX_NOTIFICATIONS = 1000
 NOTIFICATIONS_PER_S = 20
 MAX_NOTIFICATION_BYTES = 4 * 1024 * 1024
 NOTIFICATION_BYTES_PER_S = 256 * 1024
+
+MAX_STAGE_NAME = 128
+"""Characters of a tool's name that a stage has."""
+TOOL_ERROR = "tool_error"
+"""The outcome of a stage whose tool says that it failed, as OpenTelemetry's conventions name it."""
 
 Outcome = Literal["done", "asked", "failed", "left"]
 """The outcome of a request that went out. `asked`: the client is to answer something first, and
@@ -193,6 +200,7 @@ class GuardedExchange:
             yield ResultEvent(permit.answer)
             return
         outcome: Outcome | None = None
+        stage = self._begin_stage()
         try:
             async with aclosing(self._inner.events()) as events:
                 async for found in events:
@@ -210,6 +218,7 @@ class GuardedExchange:
                     if isinstance(event, ResultEvent):
                         event = ResultEvent(await permit.result(event.result))
                         outcome = "done"
+                        stage.outcome = TOOL_ERROR if event.result.get("isError") is True else ""
                     elif isinstance(event, QuestionEvent):
                         # Of a server that waits, several are open at once.
                         self._asked = (self._asked if self.holds else {}) | methods_of(event)
@@ -226,7 +235,16 @@ class GuardedExchange:
             raise
         finally:
             left: Outcome = "left" if self._inner.is_out else "failed"
+            stage.end("" if outcome == "done" else outcome or left)
             permit.ended(outcome or left)
+
+    def _begin_stage(self) -> Stage:
+        """Begin a stage of the client's request: the server is asked now."""
+        server, method = self._request.upstream.name, self._request.method
+        if method == "tools/call":
+            name = str(self._request.params.get("name", ""))[:MAX_STAGE_NAME]
+            return current_stages().begin("tool_call", f"{server}/{name}")
+        return current_stages().begin("mcp_request", f"{server} {method}")
 
     def _is_too_much(self, event: Event) -> bool:
         if not isinstance(event, NotificationEvent):

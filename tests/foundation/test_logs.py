@@ -108,6 +108,24 @@ def test_lines_are_joined_in_order_and_a_write_is_of_whole_lines(lines: list[byt
     assert all(len(batch) == 1 or sum(map(len, batch)) <= MAX_WRITE_BYTES for batch in joined)
 
 
+def test_a_line_that_is_not_ready_waits_for_the_next_time() -> None:
+    written: list[bytes] = []
+    ready: list[bytes] = [b"b"]
+    writer = LineWriter[bytes](
+        bytes, written.append, written.append, name="lines", is_ready=ready.__contains__
+    )
+    for line in (b"a", b"b"):
+        writer.put(line)
+    writer.write_waiting(all_of_them=False)
+    assert written == [b"b"]
+    ready.append(b"a")
+    writer.write_waiting(all_of_them=False)
+    assert written == [b"b", b"a"]
+    writer.put(b"c")
+    writer.write_waiting()
+    assert written[-1] == b"c"
+
+
 def test_a_full_disk_loses_lines_and_says_how_many() -> None:
     written: list[bytes] = []
 

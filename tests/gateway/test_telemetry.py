@@ -6,6 +6,7 @@ import time
 from itertools import pairwise
 
 import msgspec
+import pytest
 
 from engine.fairness import LANE_WEIGHTS
 from engine.fake.engine import FAKE_CONFIG, FakeCore
@@ -99,6 +100,22 @@ def test_a_streams_first_token_is_timed_from_the_first_byte_read_to_the_first_wr
     meter.wrote_first()
     assert value(f"{name}_count", labels) == 1
     assert 7 <= (value(f"{name}_sum", labels) or 0) < 60
+
+
+def test_an_attempt_waits_then_reads_then_writes() -> None:
+    meter = RequestMeter(Telemetry(models=["m"]), "m")
+    attempt = meter.begin_attempt("m/0")
+    attempt.began_at -= 5
+    meter._begun_at -= 5
+    meter.received(ReplicaEvent(queue_time_s=2.0), streams=True)
+    for event in (step(1), step(2), step(3, finished=True)):
+        meter.received(event, streams=True)
+    attempt.end()
+    [_, queue, prefill, decode] = meter.stages
+    assert [each.name for each in (queue, prefill, decode)] == ["queue", "prefill", "decode"]
+    assert queue.ended_at == pytest.approx(queue.began_at + 2)
+    assert prefill.began_at == queue.ended_at and 3 <= prefill.ended_at - prefill.began_at < 60
+    assert prefill.ended_at == decode.began_at <= decode.ended_at <= attempt.ended_at
 
 
 def test_buckets_are_finer_where_people_wait() -> None:

@@ -7,6 +7,7 @@ for it. The request itself waits for nothing: it appends what is known, and a th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -20,6 +21,8 @@ from gateway.principal import Principal
 from gateway.settings.file import LogsConfig
 from gateway.telemetry import RequestMeter, Telemetry
 
+LONGEST_SETTLING_S = 1.0
+"""How long after its answer a line waits for what is still done for the request."""
 CLOSE_TIMEOUT_S = 2.0
 """How long the last lines may take at the end of a worker."""
 
@@ -39,6 +42,8 @@ class NotedAnswer(NamedTuple):
     principal: Principal | None
     meter: RequestMeter | None
     client: str | None
+    began_at: float = 0.0
+    """When it began, in seconds of `time.perf_counter` as the stages of its `context` are."""
 
 
 class TokenCounts(Struct, omit_defaults=True):
@@ -95,7 +100,11 @@ class AccessLog:
         self._on_answer = on_answer
         self._telemetry, self._process = telemetry, process
         self._writer = LineWriter[NotedAnswer](
-            self._encode, write, telemetry.access_lines_dropped.inc, name="access log"
+            self._encode,
+            write,
+            telemetry.access_lines_dropped.inc,
+            name="access log",
+            is_ready=is_over,
         )
         self.note = self._writer.put
 
@@ -140,6 +149,17 @@ class AccessLog:
         if not self._writes_lines:
             return b""
         return msgspec.json.encode(line) + b"\n" if self._json else to_human(line).encode()
+
+
+def is_over(answer: NotedAnswer) -> bool:
+    """Tell whether all that was done for the request has ended, which may be a little later than
+    its answer: money that was held is given back. Then its stages have their times."""
+    context = answer.context
+    return (
+        context is None
+        or context.stages.have_ended
+        or time.time() - answer.ended_at > LONGEST_SETTLING_S
+    )
 
 
 def add_usage(line: AccessLine, meter: RequestMeter) -> None:

@@ -78,6 +78,7 @@ class RequestMetrics:
                         scope.get("user"),
                         meter,
                         shown_client(scope) if access_log.shows_client else None,
+                        begun_at,
                     )
                 )
 

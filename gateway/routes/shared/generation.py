@@ -3,12 +3,14 @@ answers with what it delivers."""
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 from litestar.types import ASGIApp
 
 from billing.ledger.tags import MAX_TAGS
+from foundation.stages import Stage
 from gateway.inference.calls import RequestContext, read_context, to_call
 from gateway.inference.generate import start
 from gateway.lanes import MAX_DEADLINE_MS, read_deadline_s
@@ -70,6 +72,7 @@ async def parse_request(request: AuthenticatedRequest, sent: bytes | None = None
     Raises: BadField, UnknownModel, EncodedBody.
     """
     found = services(request)
+    read_from = time.perf_counter()
     asked = [each for each in request.scope["headers"] if each[0] in OURS]
     deadline_s, tags, key = read_deadline_s(asked), read_tags(asked), read_key(asked)
     sent = await read_once(request) if sent is None else sent
@@ -78,6 +81,7 @@ async def parse_request(request: AuthenticatedRequest, sent: bytes | None = None
     state = request.scope["state"]
     meter = RequestMeter(found.telemetry, model, received_at=received_at_of(request.scope))
     state[MODEL], state[METER] = model, meter
+    meter.stages.add(Stage("read", read_from, time.perf_counter()))
     return RequestContext(
         request_id=state[REQUEST_ID],
         principal=request.user,

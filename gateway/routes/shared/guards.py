@@ -16,6 +16,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.routes import HTTPRoute
 from litestar.types import Scope
 
+from foundation.logs import current_stages
 from gateway.auth.errors import (
     AuthError,
     MissingCredential,
@@ -57,6 +58,15 @@ async def authenticate(
     scope = route_handler.opt.get(SCOPE, UNDECLARED)
     if scope is None:
         return
+    with current_stages().begin("authenticate"):
+        await check_principal(connection, route_handler, scope)
+
+
+async def check_principal(
+    connection: ASGIConnection[Any, Any, Any, Any], route_handler: BaseRouteHandler, scope: str
+) -> None:
+    """Find out who is calling, and whether they may. Raises: AuthError, MissingScope,
+    AuthUnavailable."""
     header = read_authorization(connection.scope["headers"])
     try:
         if header[:5].lower() == "dpop ":

@@ -20,6 +20,7 @@ from billing.errors import SpoolBroken, SpoolFull
 from billing.events import DisputedUsage, Quantities, UsageEvent
 from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool
+from foundation.logs import LOG_CONTEXT, LogContext
 from foundation.tasks import TaskSet
 from gateway.fleet.errors import (
     DeadlinePassed,
@@ -108,6 +109,30 @@ async def test_a_whole_answer_is_delivered_billed_and_settled(open_office) -> No
     assert (event.quantities.output, event.finish, event.kind) == (3, "done", "usage")
     assert (waste.quantities.output, waste.quantities.input_total, waste.kind) == (2, 0, "waste")
     assert waste.id != event.id
+
+
+async def test_a_request_has_its_stages_over_all_attempts(open_office) -> None:
+    LOG_CONTEXT.set(context := LogContext("req_" + "1" * 32))
+    broken = ScriptedReplica("m/0", refuses=ReplicaUnavailable("down"))
+    office = open_office(broken, ScriptedReplica("m/1"))
+    assert await read(office.begin()) == b"w1 w2 w3 [3]"
+    await office.settled()
+    stages = context.stages
+    assert [(each.name, each.about, each.outcome) for each in stages] == [
+        ("prepare", "m/0", ""),
+        ("admit", "", ""),
+        ("attempt", "m/0", "ReplicaUnavailable"),
+        ("prepare", "m/1", ""),
+        ("attempt", "m/1", ""),
+        ("prefill", "", ""),
+        ("decode", "", ""),
+        ("settle", "", ""),
+    ]
+    assert all(0 < each.began_at <= each.ended_at for each in stages)
+    *_, attempt, prefill, decode, _settle = stages
+    assert prefill.within is decode.within is attempt
+    assert prefill.began_at == attempt.began_at and prefill.ended_at == decode.began_at
+    assert decode.ended_at <= attempt.ended_at
 
 
 async def test_a_generation_that_has_ended_is_gone_without_the_collector(open_office) -> None:

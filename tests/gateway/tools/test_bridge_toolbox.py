@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from foundation.logs import LOG_CONTEXT, LogContext
 from gateway.mcp.calls import RedisCalls
 from gateway.mcp.service.service import to_caller
 from gateway.principal import Principal
@@ -60,6 +61,7 @@ async def toolbox(servers: list[Process], redis_server_url: str) -> AsyncIterato
 
 @pytest.mark.parametrize("label", LABELS)
 async def test_tools_are_found_and_called(toolbox: BridgeToolbox, label: str) -> None:
+    LOG_CONTEXT.set(context := LogContext("req_" + "1" * 32))
     assert toolbox.knows(ALICE, label) and not toolbox.knows(ALICE, "nobody")
     found = {tool.name: tool for tool in await toolbox.offered(ALICE, label)}
     simple = found["test_simple_text"]
@@ -70,6 +72,12 @@ async def test_tools_are_found_and_called(toolbox: BridgeToolbox, label: str) ->
     assert isinstance(failed, ToolResult) and failed.is_error
     image = await toolbox.call(ALICE, found["test_image_content"], {}, 10.0)
     assert isinstance(image, ToolResult) and image.text == "[image: not shown]"
+    assert [(each.about, each.outcome) for each in context.stages if each.name == "tool_call"] == [
+        (f"{label}/test_simple_text", ""),
+        (f"{label}/test_error_handling", "tool_error"),
+        (f"{label}/test_image_content", ""),
+    ]
+    assert context.stages.have_ended
 
 
 def test_a_model_is_shown_the_same_of_a_list_that_is_written() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from gateway.inference.metering import to_events
 from gateway.lanes import LaneDeadlines
 from gateway.networks import Networks
 from gateway.principal import Principal
-from gateway.routes.asgi.access_log import AccessLog, NotedAnswer
+from gateway.routes.asgi.access_log import AccessLog, NotedAnswer, is_over
 from gateway.routes.asgi.request_metrics import ACCESS_LOG
 from gateway.settings.file import LogsConfig
 from gateway.settings.load import load
@@ -114,6 +115,19 @@ def test_all_generations_of_a_request_are_counted_and_rated() -> None:
     assert (written["ttft_ms"], written["queue_ms"], written["duration_ms"]) == (12.3, 4.0, 1500.0)
     by_hand = (3 + 4) * 10 + (5 + 1) * 100  # nothing is asked for what has no price
     assert written["cost_pico_usd"] == by_hand
+
+
+def test_a_line_waits_a_moment_for_what_is_done_after_the_answer() -> None:
+    context = LogContext(REQUEST)
+    answer = NotedAnswer(
+        time.time(), 1.5, "POST", CHAT, "200", context, "m", WHO, None, None, time.perf_counter()
+    )
+    assert is_over(answer)
+    settle = context.stages.begin("settle")
+    assert not is_over(answer)
+    assert is_over(answer._replace(ended_at=time.time() - 60)), "but not for long"
+    settle.end()
+    assert is_over(answer)
 
 
 def test_a_model_that_nobody_configured_is_not_repeated() -> None:
