@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
@@ -90,6 +91,24 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise SecretError(f"secret_key_file: {path}: {error.strerror}") from None
         return cls.load(path)
 
+    def with_new_key(self) -> Self:
+        """Return the secret with a fresh key behind the others, which nothing is made with yet."""
+        return msgspec.structs.replace(self, keys=(*self.keys, _fresh_key()))
+
+    def with_last_key_first(self) -> Self:
+        return msgspec.structs.replace(self, keys=(self.keys[-1], *self.keys[:-1]))
+
+    def write(self, path: Path) -> None:
+        """Put it in the place of the file at `path`, whole and on disk. Raises: SecretError."""
+        try:
+            place = path.resolve(strict=True)
+            beside = _write_beside(self, place)
+            beside.chmod(stat.S_IMODE(place.stat().st_mode))
+            beside.rename(place)
+            sync_folder(place.parent)
+        except OSError as error:
+            raise SecretError(f"secret_key_file: {path}: {error.strerror}") from None
+
     def _check(self, path: Path) -> None:
         if not self.keys:
             raise SecretError(f"secret_key_file: {path}: keys: at least one is needed")
@@ -105,17 +124,15 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise SecretError(f"{where}: shorter than {SECRET_BYTES} bytes")
 
 
+def _fresh_key() -> SecretKey:
+    content = base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
+    return SecretKey(id=secrets.token_hex(4), secret=content)
+
+
 def _create(path: Path) -> None:
     """Write the secret beside and link it into place: the name never stands for half a file."""
-    fresh_key = base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
-    fresh = Secret(version=1, keys=(SecretKey(id=secrets.token_hex(4), secret=fresh_key),))
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    beside = _write_beside(Secret(version=1, keys=(_fresh_key(),)), path)
     try:
-        with open(descriptor, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(fresh)) + b"\n")
-            file.flush()
-            os.fsync(descriptor)
         try:
             os.link(beside, path)
         except FileExistsError:
@@ -123,6 +140,21 @@ def _create(path: Path) -> None:
         sync_folder(path.parent)
     finally:
         beside.unlink()
+
+
+def _write_beside(secret: Secret, path: Path) -> Path:
+    """Write the whole file, on disk, for this user only. Nothing is left of one that fails."""
+    beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(secret)) + b"\n")
+            file.flush()
+            os.fsync(descriptor)
+    except BaseException:
+        beside.unlink()
+        raise
+    return beside
 
 
 def sync_folder(folder: Path) -> None:

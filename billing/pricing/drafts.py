@@ -137,7 +137,7 @@ def changes_of(draft: Iterable[PriceEntry], book: PriceBook) -> list[Difference]
     return sorted(found, key=lambda it: (it.model, it.tier, it.min_total_input, it.component))
 
 
-def digest_of(draft: bytes, changes: Iterable[Difference]) -> str:
-    """Return the SHA-256 of a draft and of the differences that were shown."""
+def digest_of(draft: bytes, changes: Iterable[object]) -> str:
+    """Return the SHA-256 of a draft and of the differences as they were shown."""
     shown = "\n".join(map(str, changes)).encode()
     return hashlib.sha256(hashlib.sha256(draft).digest() + shown).hexdigest()

@@ -258,6 +258,8 @@ _WRITTEN: dict[Kind, type[_RuleFields]] = {
     "tiered_price": _WrittenTiers,
     "commitment": _WrittenCommitment,
 }
+TERM_KEYS = frozenset(name for each in _WRITTEN.values() for name in each.__struct_fields__)
+"""The keys of all kinds of tables."""
 
 
 def read_rules(kind: Kind, table: Mapping[str, Any], where: str) -> Iterator[Rule]:

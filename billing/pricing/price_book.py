@@ -34,7 +34,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -47,6 +47,8 @@ SHIPPED = Path(__file__).parent / "price_books"
 MAX_BOOK_BYTES = 4 * 1024 * 1024
 Place = tuple[str, str, Tier]
 """Price list, model, tier."""
+StoredBooks = Mapping[str, Mapping[str, Any]]
+"""Books beside the files: by name, the tables as a file has them, in the types of JSON."""
 
 
 class PriceBook:
@@ -65,7 +67,8 @@ class PriceBook:
         """
         self._bases = dict(bases or {})
         self.lists = PriceLists(rules)
-        self._entries = list(_in_order(entries))
+        self._written = tuple(entries)
+        self._entries = list(_in_order(self._written))
         self._entries += self.lists.discounted(tuple(self._entries))
         by_place: defaultdict[Place, list[PriceEntry]] = defaultdict(list)
         for entry in self._entries:
@@ -84,15 +87,29 @@ class PriceBook:
         paths: Iterable[Path | str] = (SHIPPED,),
         *,
         bases: Mapping[str, str] | None = None,
+        stored: StoredBooks | None = None,
     ) -> PriceBook:
         """Merge the files of several paths: a *.toml file, or a folder of them, which need not
-        exist. Raises: PriceBookError."""
+        exist. An entry of a file hides the same one of `stored`. Raises: PriceBookError."""
         entries: list[PriceEntry] = []
         rules: list[Rule] = []
         for path in map(Path, paths):
             for file in (path,) if path.suffix == ".toml" else sorted(path.glob("*.toml")):
                 _parse(_read(file), str(file), entries, rules)
+        known, known_rules = set(map(_identity, entries)), {rule.id for rule in rules}
+        for name, tables in (stored or {}).items():
+            others = cls.of_tables(tables, f"price_book.{name}")
+            entries += (each for each in others._written if _identity(each) not in known)
+            rules += (each for each in others.lists.rules if each.id not in known_rules)
         return cls(entries, rules, bases=bases)
+
+    @classmethod
+    def of_tables(cls, document: Mapping[str, Any], where: str) -> PriceBook:
+        """Read the tables of one file. Raises: PriceBookError."""
+        entries: list[PriceEntry] = []
+        rules: list[Rule] = []
+        _read_tables(document, where, entries, rules)
+        return cls(entries, rules)
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> PriceBook:
@@ -105,7 +122,7 @@ class PriceBook:
     def adopt(self, other: PriceBook) -> None:
         """Have the prices of another book from now on, for all who hold this one."""
         self._bases, self.lists = other._bases, other.lists
-        self._entries, self._spans = other._entries, other._spans
+        self._written, self._entries, self._spans = other._written, other._entries, other._spans
 
     def at(
         self,
@@ -145,6 +162,11 @@ class PriceBook:
     def __iter__(self) -> Iterator[PriceEntry]:
         """Yield the entries of all lists, the default list's first."""
         yield from self._entries
+
+
+def _identity(entry: PriceEntry) -> tuple[object, ...]:
+    """Return what the ids of an entry's prices are made of."""
+    return entry.model, entry.tier, entry.min_total_input, entry.valid_from
 
 
 def _in_order(entries: Iterable[PriceEntry]) -> Iterator[PriceEntry]:
@@ -221,10 +243,21 @@ def _parse(content: bytes, where: str, entries: list[PriceEntry], rules: list[Ru
         document = tomllib.loads(content.decode(), parse_float=Decimal)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise PriceBookError(f"{where}: {error}") from error
+    _read_tables(document, where, entries, rules)
+
+
+def _read_tables(
+    document: Mapping[str, Any], where: str, entries: list[PriceEntry], rules: list[Rule]
+) -> None:
+    """Add what the tables of a file hold. Raises: PriceBookError."""
     unknown = sorted(set(document) - {"price", *KINDS})
     if unknown or not all(isinstance(tables, list) for tables in document.values()):
         allowed = ", ".join(f"[[{kind}]]" for kind in ("price", *KINDS))
         raise PriceBookError(f"{where}: must only have {allowed}, not {unknown}")
+    for kind, tables in document.items():
+        for number, table in enumerate(tables, 1):
+            if not isinstance(table, dict):
+                raise PriceBookError(f"{where}: {kind} {number}: must be a table")
     for number, table in enumerate(document.get("price", []), 1):
         entries.append(read_entry(table, f"{where}: price {number}"))
     for kind in KINDS:

@@ -34,7 +34,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.ingestion.shipper import OnBooked, Shipper
 from billing.invoices.invoicer import Invoicer
 from billing.ledger.spend_totals import ever_used
-from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool
 from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet
@@ -107,6 +106,7 @@ from gateway.routes.shared.services import Services
 from gateway.secret import Secret
 from gateway.settings.file import MailConfig
 from gateway.settings.load import Settings, read_secret
+from gateway.settings.prices import load_prices
 from gateway.telemetry import Telemetry
 from gateway.tenancy.changes import announce_suspensions
 from gateway.tenancy.idempotency_keys import IdempotencyKeys
@@ -379,7 +379,7 @@ async def open_resources(
     store = open_redis(settings.redis_url, stack)
     telemetry = Telemetry(models=settings.model_names, shared_folder=metrics)
     stack.callback(telemetry.close, os.getpid())
-    price_book = PriceBook.load(settings.price_books, bases=settings.bases)
+    price_book = load_prices(settings)
     spool = await Spool.open(Home(settings.home).spool / worker_id)
     stack.push_async_callback(spool.shutdown)
     return Resources(

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from billing.pricing.price_book import PriceBook
 from gateway.app.served_models import SWAP_WAIT_S, ServedModels
 from gateway.cache_report.leases import CacheLeases, place_of
 from gateway.home import Home
@@ -21,6 +20,7 @@ from gateway.resources import Resources
 from gateway.routes.shared.services import Services
 from gateway.settings.live import LiveSettings, with_live_part
 from gateway.settings.load import Settings
+from gateway.settings.prices import load_prices
 
 if TYPE_CHECKING:
     from gateway.auth.assembly.auth import Auth
@@ -57,9 +57,7 @@ class LiveConfiguration:
         then nothing has changed."""
         async with self._turn:
             settings = with_live_part(self.settings, live)
-            book = await asyncio.to_thread(
-                PriceBook.load, settings.price_books, bases=settings.bases
-            )
+            book = await asyncio.to_thread(load_prices, settings)
             wanted = await self._models.prepare(settings, wait_s=SWAP_WAIT_S)
             try:
                 if self._mcp is None and settings.mcp.servers:

@@ -28,6 +28,8 @@ from gateway import logs
 from gateway.app.connection import ClientConnection
 from gateway.app.create import create_app
 from gateway.app.settings_follower import ReadAgain, SettingsFollower
+from gateway.home import Home
+from gateway.installation.follower import StoredSettingsFollower
 from gateway.net.listener import bound_unread, local_address, origin
 from gateway.routes.shared.services import Services
 from gateway.settings.load import Settings
@@ -90,13 +92,15 @@ def run(
     read_again: ReadAgain,
     report_fd: int | None = None,
     metrics_listener: socket.socket | None = None,
+    follows_stored: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT; at SIGHUP take up what `read_again` returns. `number`: of the
     settings. `report_fd`: gets reports, the first once it accepts connections.
 
     `worker_id` names its spool folder: no two living workers of a home may share it. `metrics`: the
     folder of prometheus-client's multiprocess mode, where there is one. Raises: SystemExit when the
-    spool broke. `metrics_listener`: the one of `[metrics]`, where it is set.
+    spool broke. `metrics_listener`: the one of `[metrics]`, where it is set. `follows_stored`: it
+    takes up by itself what operators store beside the settings, for no `tollgate up` does.
     """
     json_lines = settings.logs.format == "json"
     logs.configure(settings.log_level, json_lines=json_lines, process=logs.worker_name(worker_id))
@@ -115,8 +119,15 @@ def run(
         services: Services = app.state.services
         watch.append(asyncio.create_task(leave_when_broken(services.spool, server)))
         if services.configuration is not None:
-            follower = SettingsFollower(services.configuration, read_again, number, report_fd)
+            stored = stored_follower(services, settings) if follows_stored else None
+            complete = None if stored is None else stored.merged_into
+            follower = SettingsFollower(
+                services.configuration, read_again, number, report_fd, complete
+            )
             reading.append(asyncio.create_task(follower.run(), name="follow settings"))
+            if stored is not None:
+                looking = stored.following(follower.take_up)
+                reading.append(asyncio.create_task(looking.run(), name="follow stored settings"))
 
     def leaving() -> None:
         connections.leaving = True
@@ -130,6 +141,11 @@ def run(
         runner.run(server.serve(sockets=sockets))
     if any(task.done() and not task.cancelled() for task in watch):
         sys.exit(BROKEN_SPOOL_STATUS)
+
+
+def stored_follower(services: Services, settings: Settings) -> StoredSettingsFollower:
+    home = Home(settings.home).name
+    return StoredSettingsFollower(services.system_db, home, settings.secret_key_file)
 
 
 def server_config(

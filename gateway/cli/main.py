@@ -13,7 +13,6 @@ from pathlib import Path
 
 import click
 import msgspec
-from click.exceptions import Exit
 
 from foundation.imports import importing
 from gateway.cli.completion import complete_names, completion
@@ -22,8 +21,10 @@ from gateway.cli.identity.keys import keys
 from gateway.cli.identity.tenancy import orgs, projects
 from gateway.cli.identity.users import users
 from gateway.cli.installation.backup import backup
+from gateway.cli.installation.deadlines import deadlines
 from gateway.cli.installation.models import models
 from gateway.cli.installation.plans import plans, webhooks
+from gateway.cli.installation.sealing import secret, vault
 from gateway.cli.installation.settings import config, doctor, reload
 from gateway.cli.mcp.servers import mcp
 from gateway.cli.money.billing import billing, reconcile
@@ -40,7 +41,6 @@ from gateway.cli.observe.usage import costs, usage
 from gateway.cli.shared.command import (
     FOLDER,
     STATE,
-    connections,
     refuse,
     run,
     with_options,
@@ -77,7 +77,7 @@ def main() -> None:
 SECTIONS = {
     "Start": ("up", "reload", "gateway", "engine", "migrate"),
     "Look": ("status", "top", "logs", "usage", "costs", "alerts"),
-    "Installation": ("doctor", "config", "models", "prices", "backup", "completion"),
+    "Installation": ("doctor", "config", "models", "deadlines", "prices", "backup", "completion"),
     "Customers and keys": ("keys", "orgs", "projects", "users", "plans"),
     "Money": ("budgets", "credits", "invoices", "billing", "reconcile", "spool"),
     "Tools": ("mcp", "webhooks"),
@@ -188,7 +188,7 @@ def gateway(**flags: Flags) -> None:
     For a container or a systemd unit: Postgres and Redis must be configured, `tollgate migrate`
     must have run, and the engines of models with a path must run elsewhere (`engine = "tcp:..."`).
     SIGTERM drains. SIGHUP reads the settings again and takes up what is live of them; what is
-    fixed with a process is refused.
+    fixed with a process is refused. What operators store beside the file is taken up by itself.
     """
     settings = load(flags)
     for key in ("database_url", "redis_url"):
@@ -197,6 +197,7 @@ def gateway(**flags: Flags) -> None:
     settings = fetch_models(settings, weights=False)
     from gateway.app import worker
     from gateway.home import Home, RestoreUnfinished
+    from gateway.installation.follower import with_stored
     from gateway.net import listener
     from gateway.processes.model_folders import check_models
     from gateway.settings.changes import refuse_what_is_fixed
@@ -216,13 +217,13 @@ def gateway(**flags: Flags) -> None:
         refuse_what_is_fixed(settings, fresh)
         return SavedSettings(number=next(numbers), settings=fresh)
 
-    worker_id = f"gateway-{secrets.token_hex(4)}"
     worker.run(
-        settings,
+        with_stored(settings),
         bound,
-        worker_id=worker_id,
+        worker_id=f"gateway-{secrets.token_hex(4)}",
         read_again=read_again,
         metrics_listener=metrics,
+        follows_stored=True,
     )
 
 
@@ -292,63 +293,9 @@ async def migrate(settings: Settings) -> None:
 for group in (
     *(doctor, config, completion, reload, backup, logs, top, status, models, plans, webhooks, keys),
     *(usage, costs, alerts, budgets, credits, invoices, audit, reconcile, spool, prices, billing),
-    *(orgs, projects, users, mcp),
+    *(orgs, projects, users, mcp, secret, vault, deadlines),
 ):
     tollgate.add_command(group)
-
-
-@tollgate.group()
-def vault() -> None:
-    """Manage the credentials of upstreams."""
-
-
-@vault.command()
-@with_settings
-async def rewrap(settings: Settings) -> None:
-    """Wrap the keys of all upstream credentials under the current secret.
-
-    Run it once a new key stands first in the secret's file and all gateways have it. Says how many
-    were wrapped anew, and names in the log what cannot be read. No credential itself is touched.
-    """
-    from gateway.secret import Secret
-    from gateway.vault.credentials import rewrap_credentials
-    from gateway.vault.envelope import Vault
-
-    vault = Vault(Secret.load(settings.secret_key_file))
-    count: int = 0
-    after: str | None = ""
-    async with connections(settings) as (db, _):
-        while after is not None:
-            async with db.begin() as conn:
-                result = await rewrap_credentials(conn, vault, after=after)
-            count, after = count + result.done, result.last
-    click.echo(f"{count} wrapped anew.")
-
-
-@tollgate.group()
-def secret() -> None:
-    """Manage the secret that seals the requests and answers that Postgres stores."""
-
-
-@secret.command()
-@with_settings
-async def reseal(settings: Settings) -> None:
-    """Seal files, batches, responses and conversations under the current secret.
-
-    Run it once a new key stands first in the secret's file and all gateways have it; run `tollgate
-    vault rewrap` next, for credentials. A day later the old key can leave the file. A repeat goes
-    on where an earlier run was cut short. Names each row that does not open, and then exits with 1.
-    """
-    from gateway.app.sealed_rows import reseal as reseal_rows
-    from gateway.secret import Secret
-
-    async with connections(settings) as (db, _):
-        done = await reseal_rows(db, Secret.load(settings.secret_key_file))
-    for row in done.unreadable:
-        click.echo(f"{row}: cannot be read")
-    click.echo(f"{done.num_sealed} rows were sealed.")
-    if done.unreadable:
-        raise Exit(1)
 
 
 def fetch_models(settings: Settings, *, weights: bool) -> Settings:

@@ -1,17 +1,28 @@
-"""Follows what is stored, for one `tollgate up`: merges it with the file's settings, asks for a
-reload when it changes, and reports what came of that.
+"""Follows what is stored, for one `tollgate up` or gateway that runs alone: merges it with the
+settings of the file, asks for a reload when it changes, and reports what came of that.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from foundation.periodic import Periodic
+from gateway.db import ROLE_SYSTEM, create_engine
+from gateway.home import Home
 from gateway.installation.items import read_number, read_stored, report_home
 from gateway.installation.merge import Kind, Merger, file_names
+from gateway.secret import Secret, SecretError
+from gateway.settings.file import SettingsError, one_line
 from gateway.settings.load import Settings
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 """Between two looks at the number: a change is in force at all workers within two seconds."""
@@ -23,12 +34,18 @@ ReloadAll = Callable[[], Awaitable[str]]
 
 
 class StoredSettingsFollower:
-    """Follows for one home. `clock`: monotonic seconds."""
+    """Follows for one home, by its name. `secret_file`: of the installation; it is read at each
+    merge, for its keys may change. `clock`: monotonic seconds."""
 
     def __init__(
-        self, db: AsyncEngine, merger: Merger, *, clock: Callable[[], float] = time.monotonic
+        self,
+        db: AsyncEngine,
+        home: str,
+        secret_file: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._db, self._merger, self._clock = db, merger, clock
+        self._db, self._home, self._secret_file, self._clock = db, home, secret_file, clock
         self._tried = 0
         """The number of what was merged last; 0: nothing is stored."""
         self._file_names: dict[Kind, list[str]] = {}
@@ -42,11 +59,26 @@ class StoredSettingsFollower:
         async with self._db.connect() as conn:
             stored = await read_stored(conn)
         self._tried, self._file_names = stored.number, file_names(settings)
-        return self._merger.merged(settings, stored.items)
+        try:
+            secret = await asyncio.to_thread(Secret.load, self._secret_file)
+        except SecretError as error:
+            raise SettingsError(str(error)) from None
+        return Merger(self._home, secret).merged(settings, stored.items, self._file_names)
 
     def note(self, problem: str) -> None:
         """Note what came of the last settings that were to be in force; empty: they are."""
         self._problem = problem
+
+    def following(self, reload_all: ReloadAll) -> Periodic:
+        """Return what looks again and again."""
+        return Periodic(
+            "follow stored settings",
+            LOOK_S,
+            lambda: self.look(reload_all),
+            log=log,
+            failure="stored settings are not looked at",
+            expected=(OSError, SQLAlchemyError),
+        )
 
     async def look(self, reload_all: ReloadAll) -> None:
         """Look once. Raises: OSError, sqlalchemy.exc.SQLAlchemyError."""
@@ -59,5 +91,27 @@ class StoredSettingsFollower:
         found = (self._tried, self._problem, self._file_names)
         if found != self._reported or self._clock() - self._reported_at > REPORT_S:
             async with self._db.begin() as conn:
-                await report_home(conn, self._merger.home, *found)
+                await report_home(conn, self._home, *found)
             self._reported, self._reported_at = found, self._clock()
+
+
+def with_stored(settings: Settings) -> Settings:
+    """Return `settings` with those that are stored, for a start; without them, and the reason in
+    the log, where they do not fit or Postgres does not answer. Blocks."""
+
+    async def read() -> Settings:
+        assert settings.database_url is not None
+        db = create_engine(settings.database_url, role=ROLE_SYSTEM, pool_size=1)
+        home = Home(settings.home).name
+        try:
+            follower = StoredSettingsFollower(db, home, settings.secret_key_file)
+            return await follower.merged_into(settings)
+        finally:
+            await db.dispose()
+
+    try:
+        return asyncio.run(read())
+    except (SettingsError, OSError, SQLAlchemyError) as error:
+        problem = one_line(str(getattr(error, "orig", None) or error))
+        log.warning("stored settings are not in force, the file's are: %s", problem)
+        return settings

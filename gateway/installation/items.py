@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import Actor, record
 from gateway.columns import SealedColumns, moment, moment_made, text
-from gateway.installation.merge import Kind, StoredSetting
+from gateway.installation.merge import KINDS, Kind, StoredSetting
 from gateway.settings.changes import public
 from gateway.settings.sealed_keys import PURPOSE, context_of
 from gateway.tenancy.errors import InvalidField, NameTaken, NotFound, ReadOnly
@@ -92,7 +92,7 @@ class StoredSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def file_names(self) -> dict[Kind, set[str]]:
         """Return the names that some home's file takes."""
-        found: dict[Kind, set[str]] = {"model": set(), "mcp_server": set()}
+        found: dict[Kind, set[str]] = {kind: set() for kind in KINDS}
         for home in self.homes:
             for kind, names in home.file_names.items():
                 found[kind].update(names)
@@ -146,14 +146,7 @@ async def create_item(
     values = {key: getattr(item, key) for key in (*KEY, *CHANGED)}
     added = sa.insert(items).values(**values).returning(items)
     made = StoredSetting(**(await conn.execute(added)).one()._mapping)
-    await record(
-        conn,
-        org_id=operator_org,
-        actor=actor,
-        action=f"{kind}.created",
-        target=name,
-        after=_shown(made),
-    )
+    await _record(conn, operator_org, actor, "created", after=made)
     return made
 
 
@@ -188,15 +181,7 @@ async def replace_item(
         .returning(items)
     )
     after = StoredSetting(**(await conn.execute(changed)).one()._mapping)
-    await record(
-        conn,
-        org_id=operator_org,
-        actor=actor,
-        action=f"{kind}.updated",
-        target=name,
-        before=_shown(before),
-        after=_shown(after),
-    )
+    await _record(conn, operator_org, actor, "updated", before=before, after=after)
     return after
 
 
@@ -222,14 +207,7 @@ async def remove_item(
             raise
         # What is stored does not fit already, such as to another settings file: less of it helps.
     await conn.execute(sa.delete(items).where(items.c.kind == kind, items.c.name == name))
-    await record(
-        conn,
-        org_id=operator_org,
-        actor=actor,
-        action=f"{kind}.removed",
-        target=name,
-        before=_shown(before),
-    )
+    await _record(conn, operator_org, actor, "removed", before=before)
     return before
 
 
@@ -275,6 +253,29 @@ def _fits(stored: StoredSettings, check_all: CheckAll) -> bool:
     except InvalidField:
         return False
     return True
+
+
+async def _record(
+    conn: AsyncConnection,
+    operator_org: str,
+    actor: Actor,
+    what: str,
+    *,
+    before: StoredSetting | None = None,
+    after: StoredSetting | None = None,
+) -> None:
+    """Record a change in the audit log of the operator. One of both items is given."""
+    item = after or before
+    assert item is not None
+    await record(
+        conn,
+        org_id=operator_org,
+        actor=actor,
+        action=f"{item.kind}.{what}",
+        target=item.name,
+        before=None if before is None else _shown(before),
+        after=None if after is None else _shown(after),
+    )
 
 
 def _shown(item: StoredSetting) -> dict[str, Any]:

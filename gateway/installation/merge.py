@@ -3,7 +3,8 @@ same name of theirs.
 
 They pass the same converters as the file, so that an error names the same field. What would let the
 holder of an operator's key reach into the machine or take a secret from it stands in the file
-alone: paths, and an upstream's key for another place than the file shows it to. A program that a
+alone: paths, and an upstream's key for another place than the file shows it to. Price books are
+added to those of the file, whose entries hide the same ones. A program that a
 person added at the machine is sealed under the installation's secret, which neither an operator's
 key nor Postgres gives, for the one home that runs it.
 """
@@ -12,14 +13,17 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 from cryptography.exceptions import InvalidTag
 
+from billing.errors import PriceBookError
+from billing.pricing.price_book import PriceBook
 from gateway.home import Home
+from gateway.lanes import DeadlineS, LaneDeadlines
 from gateway.secret import Cipher, Secret, UnknownSecret
 from gateway.settings.changes import PRIVATE_PART, changes_between
 from gateway.settings.file import (
@@ -29,7 +33,7 @@ from gateway.settings.file import (
     decode_path,
     explain,
 )
-from gateway.settings.load import Settings
+from gateway.settings.load import LANES, Settings
 from gateway.settings.mcp_servers import check_mcp_servers
 from gateway.settings.models import ModelConfig, check_parts, to_models
 from gateway.settings.sealed_keys import (
@@ -42,7 +46,8 @@ from gateway.settings.sealed_keys import (
 )
 
 T = TypeVar("T")
-Kind = Literal["model", "mcp_server"]
+Kind = Literal["model", "mcp_server", "price_book", "deadlines"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 FileNames = Mapping[Kind, Collection[str]]
 """The names that the file takes, of each kind."""
 OF_THE_FILE: Mapping[Kind, tuple[str, ...]] = {
@@ -53,13 +58,16 @@ OF_THE_FILE: Mapping[Kind, tuple[str, ...]] = {
     "mcp_server": ("command", "args", "environment", "digests", "readable", "oauth"),
 }
 """Fields that name programs, files and secrets of the machine."""
-IN_FILE_ALONE = "stands in the settings file alone"
+IN_FILE_ALONE = "stands in the settings file alone: it names what is of the gateway's machine"
 POSITION = re.compile(r"\b(?:model|mcp\.servers)\[(\d+)\]")
 MAX_SERVERS = 64
+USUAL_DEADLINES = LaneDeadlines()
+"""The deadlines where nobody gives any."""
 
 
 class StoredSetting(msgspec.Struct, frozen=True, kw_only=True):
-    """One model or MCP server. `content`: its table as in the file, without the name."""
+    """A model or MCP server, whose `content` is its table as in the file, without the name; a price
+    book with the tables of one; or the deadline of the lane that is its name."""
 
     kind: Kind
     name: str
@@ -74,6 +82,12 @@ class StoredSetting(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime | None = None
 
 
+class WrittenDeadline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of a stored deadline. `seconds`: to the first token; None: as it comes."""
+
+    seconds: DeadlineS | None
+
+
 class Merger:
     """Merges for one home. `secret`: of the installation, which has sealed what is sealed."""
 
@@ -81,17 +95,16 @@ class Merger:
         self.home = home
         self._cipher = Cipher(secret, PURPOSE)
 
-    def merged(self, settings: Settings, stored: Sequence[StoredSetting]) -> Settings:
+    def merged(
+        self, settings: Settings, stored: Sequence[StoredSetting], taken: FileNames
+    ) -> Settings:
         """Return `settings`, those of the file, and what is stored for this home and not hidden
-        behind them. Raises: SettingsError."""
-        taken = file_names(settings)
+        behind them. `taken`: the names that the file takes. Raises: SettingsError."""
         here = [each for each in stored if each.home in (None, self.home)]
-        seen = [each for each in here if each.name not in taken[each.kind]]
-        models = settings.models + tuple(
-            _to_model(each, settings) for each in seen if each.kind == "model"
-        )
+        seen = [each for each in here if each.name not in taken.get(each.kind, ())]
+        models = settings.models + tuple(_to_model(each, settings) for each in _of("model", seen))
         check_parts(models, settings.workers)
-        added = [self._to_server(each) for each in seen if each.kind == "mcp_server"]
+        added = [self._to_server(each) for each in _of("mcp_server", seen)]
         servers = [*settings.mcp.servers, *added]
         if len(servers) > MAX_SERVERS:
             raise SettingsError(f"mcp_server: there may be {MAX_SERVERS}, with those of the file")
@@ -104,8 +117,15 @@ class Merger:
             )
         except SettingsError as error:
             raise SettingsError(_by_name(str(error), [each.name for each in servers])) from None
-        mcp = msgspec.structs.replace(settings.mcp, servers=servers)
-        return msgspec.structs.replace(settings, models=models, mcp=mcp)
+        return msgspec.structs.replace(
+            settings,
+            models=models,
+            mcp=msgspec.structs.replace(settings.mcp, servers=servers),
+            stored_prices=dict(map(_to_prices, _of("price_book", seen))),
+            deadlines=msgspec.structs.replace(
+                settings.deadlines, **dict(map(_to_deadline, _of("deadlines", seen)))
+            ),
+        )
 
     def with_key(self, item: StoredSetting, api_key: str) -> StoredSetting:
         """Return a model with its upstreams' key."""
@@ -149,10 +169,12 @@ class Merger:
 
 
 def file_names(settings: Settings) -> dict[Kind, list[str]]:
-    """Return the names in `settings` as the file gives them; adapters are models, too."""
+    """Return the names that the file of `settings` takes; adapters are models, too. Of price books
+    it takes none: their entries are hidden one by one."""
     return {
         "model": list(settings.model_names),
         "mcp_server": [each.name for each in settings.mcp.servers],
+        "deadlines": list(settings.file_lanes),
     }
 
 
@@ -172,10 +194,15 @@ def without(settings: Settings, stored: Sequence[StoredSetting], taken: FileName
     """Return `settings`, which may be merged ones, without what is stored; `taken`: the names that
     the file takes, which stay."""
     gone = {(each.kind, each.name) for each in stored if each.name not in taken.get(each.kind, ())}
-    models = tuple(each for each in settings.models if ("model", each.name) not in gone)
     servers = [each for each in settings.mcp.servers if ("mcp_server", each.name) not in gone]
-    mcp = msgspec.structs.replace(settings.mcp, servers=servers)
-    return msgspec.structs.replace(settings, models=models, mcp=mcp)
+    usual = {lane: getattr(USUAL_DEADLINES, lane) for kind, lane in gone if kind == "deadlines"}
+    return msgspec.structs.replace(
+        settings,
+        models=tuple(each for each in settings.models if ("model", each.name) not in gone),
+        mcp=msgspec.structs.replace(settings.mcp, servers=servers),
+        stored_prices={},
+        deadlines=msgspec.structs.replace(settings.deadlines, **usual),
+    )
 
 
 class ChangeCheck:
@@ -184,15 +211,40 @@ class ChangeCheck:
 
     def __init__(self, settings: Settings, merger: Merger) -> None:
         self._settings, self._merger = settings, merger
+        self.wanted = settings
+        """The settings that would be in force."""
         self.lines: list[str] = []
 
     def check(
         self, stored: Sequence[StoredSetting], wanted: Sequence[StoredSetting], taken: FileNames
     ) -> None:
         """Check what is `wanted` in the place of what is `stored`. Raises: SettingsError."""
-        file = without(self._settings, stored, taken)
-        fresh = self._merger.merged(file, wanted)
-        self.lines = [str(each) for each in changes_between(self._settings, fresh)]
+        self.wanted = self._merger.merged(without(self._settings, stored, taken), wanted, taken)
+        self.lines = [str(each) for each in changes_between(self._settings, self.wanted)]
+
+
+def _of(kind: Kind, items: Sequence[StoredSetting]) -> Iterator[StoredSetting]:
+    return (each for each in items if each.kind == kind)
+
+
+def _to_prices(stored: StoredSetting) -> tuple[str, dict[str, Any]]:
+    """Check a price book by itself, and return its tables by its name. Raises: SettingsError."""
+    try:
+        PriceBook.of_tables(stored.content, f"price_book.{stored.name}")
+    except PriceBookError as error:
+        raise SettingsError(str(error)) from None
+    return stored.name, stored.content
+
+
+def _to_deadline(stored: StoredSetting) -> tuple[str, float | None]:
+    """Raises: SettingsError."""
+    at = f"deadlines.{stored.name}"
+    if stored.name not in LANES:
+        raise SettingsError(f"{at}: no lane; there are {', '.join(LANES)}")
+    try:
+        return stored.name, msgspec.convert(stored.content, WrittenDeadline).seconds
+    except msgspec.ValidationError as error:
+        raise SettingsError(explain(error, at)) from None
 
 
 def _to_model(stored: StoredSetting, settings: Settings) -> ModelConfig:
@@ -247,7 +299,7 @@ def _to_remote_server(stored: StoredSetting) -> WrittenMcpServer:
 
 
 def _refuse_what_is_of_the_file(stored: StoredSetting) -> None:
-    for field in OF_THE_FILE[stored.kind]:
+    for field in OF_THE_FILE.get(stored.kind, ()):
         if field in stored.content:
             raise SettingsError(f"{stored.kind}.{stored.name}.{field}: {IN_FILE_ALONE}")
 

@@ -18,7 +18,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.ingestion.settle_late import reprice_suspense
 from billing.ledger.price_sets import (
-    PriceBookChanges,
     sync_price_book,
     sync_prices,
     to_price_changed,
@@ -27,12 +26,14 @@ from billing.pricing.price_book import PriceBook
 from gateway.audit.log import SETTINGS, record
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.home import Home
+from gateway.installation.price_changes import record_prices
 from gateway.limits.recounts import recounting
 from gateway.processes import credentials_file as credentials
 from gateway.processes.bootstrap import BOOTSTRAP_LOCK, bootstrap
 from gateway.processes.credentials_file import Credentials
 from gateway.secret import Cipher, Secret
 from gateway.settings.load import DEFAULT_PLAN, Settings
+from gateway.settings.prices import load_prices
 from gateway.tenancy.changes import EVERYTHING, announce
 from gateway.tenancy.errors import ChangeNotAnnounced
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE
@@ -45,20 +46,8 @@ from migrations.runner import migrate
 log = logging.getLogger(__name__)
 
 REDIS_TIMEOUT_S = 5.0
-
-
-async def record_prices(conn: AsyncConnection, loaded: PriceBookChanges) -> None:
-    """Record the price books in the operator's audit log."""
-    operator = await find_operator(conn)
-    if operator is not None:
-        await record(
-            conn,
-            org_id=operator,
-            actor=SETTINGS,
-            action="prices.loaded",
-            target="price_book",
-            after={"added": loaded.added, "closed": loaded.closed},
-        )
+TELL_TIMEOUT_S = 1.0
+"""A change of settings is in force within two seconds, also where Redis is silent."""
 
 
 async def prepare(
@@ -70,7 +59,7 @@ async def prepare(
     Raises: SecretError, PriceBookError, MigrationError, TenancyError, OSError,
     sqlalchemy.exc.SQLAlchemyError.
     """
-    prices = PriceBook.load(settings.price_books, bases=settings.bases)
+    prices = load_prices(settings)
     key = Secret.load_or_create(settings.secret_key_file).current
     await migrate(database_url)
     engine = create_engine(database_url, role=ROLE_SYSTEM)
@@ -120,7 +109,7 @@ async def take_up(
 
     Raises: PriceBookError, TenancyError, OSError, sqlalchemy.exc.SQLAlchemyError.
     """
-    prices = await asyncio.to_thread(PriceBook.load, settings.price_books, bases=settings.bases)
+    prices = await asyncio.to_thread(load_prices, settings)
     engine = create_engine(database_url, role=ROLE_SYSTEM)
     try:
         async with engine.connect() as conn, conn.begin() as transaction:
@@ -133,8 +122,8 @@ async def take_up(
             if not keeps:
                 await transaction.rollback()
                 return added
-        await _tell_workers(redis_url)
-        await price_what_waited(engine, redis_url, prices)
+        if await _tell_workers(redis_url):
+            await price_what_waited(engine, redis_url, prices)
     except IntegrityError as error:
         raise to_price_changed(error) from error
     finally:
@@ -174,18 +163,20 @@ async def bring_up_webhooks(conn: AsyncConnection, settings: Settings) -> None:
     await sync_endpoints(conn, Cipher(secret, CIPHER_PURPOSE), wanted)
 
 
-async def _tell_workers(redis_url: str) -> None:
-    """Have workers read plans again at once. Without Redis they do by themselves, a little
-    later."""
+async def _tell_workers(redis_url: str) -> bool:
+    """Have workers read plans again at once, and return True. Without Redis, which other settings
+    do not wait for, they do by themselves, a little later."""
     redis = Redis.from_url(
-        redis_url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
+        redis_url, socket_timeout=TELL_TIMEOUT_S, socket_connect_timeout=TELL_TIMEOUT_S
     )
     try:
         await announce(redis, EVERYTHING)
     except ChangeNotAnnounced as error:
         log.warning("workers hear of plans later: %s", error.message)
+        return False
     finally:
         await redis.aclose()
+    return True
 
 
 async def price_what_waited(db: AsyncEngine, redis_url: str, prices: PriceBook) -> None:

@@ -51,8 +51,10 @@ class Reload:
         say: Callable[[str], None],
     ) -> None:
         self.settings = settings
-        self.problem: str | None = None
-        """Why the last settings are not in force; empty: they are; None: nothing was reloaded."""
+        self.problem = ""
+        """Why the last settings are not in force; empty: they are."""
+        self.on_outcome: Callable[[str], None] = lambda problem: None
+        """Called with `problem` when settings were reloaded or refused."""
         self._as_read, self._read, self._complete = as_read, read, complete
         self._engines, self._workers, self._say = engines, workers, say
         self._turn = asyncio.Lock()
@@ -76,6 +78,7 @@ class Reload:
                 found = refused(error)
         if not request.is_dry_run:
             self.problem = found.message if found.is_refused else ""
+            self.on_outcome(self.problem)
         for line in (*found.changes, found.message):
             self._say(line)
         return found

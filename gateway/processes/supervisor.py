@@ -265,12 +265,10 @@ class Supervisor:
         starting."""
         from gateway.db import ROLE_SYSTEM, create_engine
         from gateway.installation.follower import StoredSettingsFollower
-        from gateway.installation.merge import Merger
-        from gateway.secret import Secret
 
         self._db = create_engine(database_url, role=ROLE_SYSTEM, pool_size=1)
-        secret = Secret.load(self.settings.secret_key_file)
-        self._stored = StoredSettingsFollower(self._db, Merger(self.home.name, secret))
+        secret_file = self.settings.secret_key_file
+        self._stored = StoredSettingsFollower(self._db, self.home.name, secret_file)
         try:
             self._as_read = await self._stored.merged_into(self._as_read)
         except SettingsError as error:
@@ -282,27 +280,12 @@ class Supervisor:
         )
 
     def _following(self, stored: StoredSettingsFollower, reload: Reload) -> Periodic:
-        from sqlalchemy.exc import SQLAlchemyError
-
-        from gateway.installation.follower import LOOK_S
-
         async def reload_all() -> str:
             await reload.answer(ReloadRequest())
-            return reload.problem or ""
+            return reload.problem
 
-        async def look() -> None:
-            if reload.problem is not None:  # also of a reload that somebody else asked for
-                stored.note(reload.problem)
-            await stored.look(reload_all)
-
-        return Periodic(
-            "follow stored settings",
-            LOOK_S,
-            look,
-            log=log,
-            failure="stored settings are not looked at",
-            expected=(OSError, SQLAlchemyError),
-        )
+        reload.on_outcome = stored.note
+        return stored.following(reload_all)
 
     async def _until_ready(self, host: str, port: int) -> None:
         """Wait for /health/ready. An engine that leaves meanwhile has said why it cannot serve."""

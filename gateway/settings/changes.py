@@ -35,6 +35,7 @@ EFFECTS: Mapping[str, Effect] = {
     "plans": "live",
     "webhooks": "live",
     "price_books": "live",
+    "stored_prices": "live",
     "deadlines": "live",
     "slo": "live",
     "max_disputed_in_a_row": "live",
@@ -75,7 +76,8 @@ EFFECTS: Mapping[str, Effect] = {
     "mail": "workers",
     "traces": "workers",
 }
-"""The effect of each setting; of a table named here by its keys, that of each key."""
+"""The effect of each setting that is given, by the file or beside it; of a table named here by its
+keys, that of each key."""
 
 NAMED = frozenset({"models", "plans", "webhooks", "mcp.servers"})
 """Lists whose entries are known by their names: their order means nothing."""

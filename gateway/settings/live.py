@@ -6,6 +6,7 @@ Everything else is fixed when a process starts (`gateway.settings.changes.EFFECT
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -28,6 +29,7 @@ class LiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     webhooks: tuple[WrittenWebhook, ...] = ()
     price_books: tuple[Path, ...]
     """Their content may change while their paths stay."""
+    stored_prices: dict[str, dict[str, Any]] = {}
     max_disputed_in_a_row: int
     disputed_rest_s: float
 

@@ -16,11 +16,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import msgspec
 
+from engine.protocol import Lane
 from gateway.home import Home
 from gateway.lanes import SloTable
 from gateway.net.listener import is_loopback, origin
@@ -63,6 +64,9 @@ MAX_CONFIG_BYTES = 1024 * 1024
 MAX_SECRET_BYTES = 16 * 1024
 
 
+LANES: tuple[Lane, ...] = get_args(Lane)
+
+
 class Settings(PlainSettings, frozen=True, kw_only=True):
     """Complete: every default is filled in, every path absolute."""
 
@@ -74,6 +78,10 @@ class Settings(PlainSettings, frozen=True, kw_only=True):
     """The one named "default" binds the keys of the first start."""
     price_books: tuple[Path, ...]
     """Those that come with Tollgate, then the configured ones."""
+    stored_prices: dict[str, dict[str, Any]] = {}
+    """The price books that operators stored beside them: the tables of each by its name."""
+    file_lanes: tuple[Lane, ...] = ()
+    """The lanes whose deadline the file gives."""
 
     @property
     def issuer(self) -> str:
@@ -173,6 +181,8 @@ def load_report(
     only = None if model is None else alone(str(model), revision)
     try:
         settings = _complete(file, only)
+        lanes = tuple(each for each in LANES if each in table.get("deadlines", {}))
+        settings = msgspec.structs.replace(settings, file_lanes=lanes)
     except SettingsError as error:
         key, _, complaint = str(error).partition(": ")
         where = f"{sources[key]}: {complaint}" if key in sources else f"{source}: {error}"

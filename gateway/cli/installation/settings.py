@@ -75,14 +75,14 @@ def check(**flags: Flags) -> None:
     Starts and fetches nothing. Exit code: 0, or 2 with the line that names the mistake.
     """
     from billing.errors import BillingError
-    from billing.pricing.price_book import PriceBook
     from gateway.processes.model_folders import check_models
+    from gateway.settings.prices import load_prices
 
     report = load_report(flags)
     settings = report.settings
     check_models(settings, weights=True)
     try:
-        PriceBook.load(settings.price_books, bases=settings.bases)
+        load_prices(settings)
     except BillingError as error:
         raise SettingsError(f"price_books: {error}") from None
     where = "The defaults are" if report.path is None else f"{report.path} is"

@@ -1,8 +1,7 @@
 """`tollgate prices`: takes prices that others publish as drafts, shown first and then applied.
 
-It needs no database: a price book is files. What is applied lies in HOME/price_books, and the
-running `tollgate up` of the home is told to read it; for others, `tollgate migrate` brings it to
-Postgres, and gateways price by it once they have been reloaded.
+A running gateway stores what is applied in Postgres, beside the files, and all price by it. Where
+none runs, it lies in HOME/price_books: a price book is files, and needs no database.
 """
 
 from __future__ import annotations
@@ -10,18 +9,24 @@ from __future__ import annotations
 import hmac
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 from click.exceptions import Exit
 
-from gateway.cli.shared.command import refuse, with_settings
+from gateway.cli.shared.command import refuse
+from gateway.cli.shared.in_force import find_running, with_settings_in_force
+from gateway.cli.shared.stored import SETTINGS, dry_run_of, until_in_force
+from gateway.cli.shared.tables import printable
+from gateway.cli.shared.target import Gateway, GatewayTarget, open_gateway, with_target
 from gateway.home import Home
-from gateway.processes.control_socket import NoSupervisor, ReloadRequest, ask
 from gateway.settings.load import Settings
 
 if TYPE_CHECKING:
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
     from billing.pricing.price_book import PriceBook
     from billing.pricing.sources import PublishedPrices, Source
 
+BOOKS = f"{SETTINGS}/price_books"
 DAY = click.DateTime(["%Y-%m-%d"])
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 MODELS = click.option(
@@ -56,7 +62,7 @@ def prices() -> None:
 
 
 @prices.command("import", epilog=EXITS)
-@with_settings
+@with_settings_in_force
 @click.option(
     *("--from", "source"),
     type=click.Choice(["genai-prices", "litellm"]),
@@ -103,49 +109,110 @@ async def import_(
 
 
 @prices.command(epilog=EXITS)
-@with_settings
+@with_target
 @click.argument("draft", type=FILE)
-async def diff(settings: Settings, draft: Path) -> None:
-    """Show what DRAFT would change, and the digest to apply it by."""
-    book = book_of(settings)
+async def diff(settings: Settings, target: GatewayTarget, draft: Path) -> None:
+    """Show what DRAFT would change, and the digest to apply it by.
+
+    Compared with the prices of the running gateway; where none runs, with those of the files.
+    """
     content = draft.read_bytes()
-    show(content, *changed_by(content, draft, book))
+    async with refusing(), open_gateway(target) as gateway:
+        if is_there(settings, target):
+            show(content, *await changed_there(gateway, content, draft))
+        else:
+            show(content, *changed_by(content, draft, book_of(settings)))
 
 
 @prices.command(epilog=EXITS)
-@with_settings
+@with_target
 @click.option("--digest", required=True, help="The digest that `diff` printed.")
 @click.argument("draft", type=FILE)
-async def apply(settings: Settings, draft: Path, digest: str) -> None:
-    """Copy DRAFT into HOME/price_books, if neither it nor the book changed since `diff`, and have
-    the running gateway price by it."""
+async def apply(settings: Settings, target: GatewayTarget, draft: Path, digest: str) -> None:
+    """Put DRAFT in force, if neither it nor the prices changed since `diff`.
+
+    The running gateway stores it beside its files, and all gateways of its database price by it.
+    Where none runs, it is copied into HOME/price_books, for the next start or `tollgate migrate`.
+    """
+    content = draft.read_bytes()
+    async with refusing(), open_gateway(target) as gateway:
+        if not is_there(settings, target):
+            apply_here(settings, content, draft, digest)
+            return
+        changes, known = await changed_there(gateway, content, draft)
+        check_digest(digest, known, changes)
+        await gateway.send("POST", BOOKS, {"name": name_of(known), "content": tables_of(content)})
+        await until_in_force(gateway)
+    click.echo(f"Applied as {name_of(known)}: all workers price by it.")
+
+
+@asynccontextmanager
+async def refusing() -> AsyncIterator[None]:
+    """Exit where a price book is none."""
+    from billing.errors import BillingError
+
+    try:
+        yield
+    except BillingError as error:
+        refuse(error, status=2)
+
+
+def is_there(settings: Settings, target: GatewayTarget) -> bool:
+    """Tell whether a gateway is asked: the one of --url, or the one that runs for the home."""
+    return target.why == "--url" or find_running(Home(settings.home)) is not None
+
+
+async def changed_there(
+    gateway: Gateway, content: bytes, draft: Path
+) -> tuple[Sequence[object], str]:
+    """Return the changes that a draft makes to the prices of a gateway, and the digest of both.
+
+    Raises: PriceBookError, where it is none; GatewayError, where it cannot be applied.
+    """
+    from billing.pricing.drafts import digest_of
     from billing.pricing.price_book import PriceBook
 
-    content = draft.read_bytes()
-    changes, known = changed_by(content, draft, book_of(settings))
+    PriceBook.parse(content, str(draft))  # says where a mistake stands
+    body = {"name": "draft", "content": tables_of(content)}
+    changes = (await gateway.send("POST", BOOKS, body, dry_run_of(True)))["changes"]
+    return changes, digest_of(content, changes)
+
+
+def tables_of(content: bytes) -> Any:
+    """Return the tables of a price book in the types of JSON; decimals as they are written."""
+    found = tomllib.loads(content.decode(), parse_float=str)
+    return msgspec.to_builtins(found, enc_hook=str)
+
+
+def name_of(digest: str) -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d}-{digest[:12]}"
+
+
+def check_digest(given: str, known: str, changes: Sequence[object]) -> None:
+    """Exit where a draft changes nothing, or is not the one that was shown."""
     if not changes:
         refuse("the draft changes nothing: it has been applied already", status=2)
-    if not hmac.compare_digest(digest.encode(), known.encode()):
+    if not hmac.compare_digest(given.encode(), known.encode()):
         refuse("this is not what was shown: look at `tollgate prices diff` again", status=2)
+
+
+def apply_here(settings: Settings, content: bytes, draft: Path, digest: str) -> None:
+    from billing.pricing.price_book import PriceBook
+
+    changes, known = changed_by(content, draft, book_of(settings))
+    check_digest(digest, known, changes)
     for entry in PriceBook.parse(content, str(draft)):
         if entry.valid_from.timestamp() <= time.time():
             refuse(f"{entry.where}: begins in the past; what was admitted is priced", status=2)
     PriceBook.load([*settings.price_books, draft], bases=settings.bases)
-    path = Home(settings.home).price_books / f"{datetime.now(UTC):%Y-%m-%d}-{known[:12]}.toml"
+    path = Home(settings.home).price_books / f"{name_of(known)}.toml"
     write(path, content)
     click.echo(f"Applied: {path}")
-    try:
-        answer = await ask(Home(settings.home), ReloadRequest(), lambda _: None)
-    except NoSupervisor:
-        click.echo("Nothing runs here. Gateways that run alone: `tollgate migrate`, then SIGHUP.")
-        return
-    if answer.is_refused:
-        refuse(answer.message, status=1)
-    click.echo(answer.message)
+    click.echo("Nothing runs here. Gateways that run alone: `tollgate migrate`, then SIGHUP.")
 
 
 @prices.command(epilog=EXITS_OF_CHECK)
-@with_settings
+@with_settings_in_force
 @click.option("--genai-prices", "genai", type=FILE, help="The data.json of genai-prices.")
 @click.option("--litellm", type=FILE, help="The model_prices_and_context_window.json of litellm.")
 @click.option("--at", type=DAY, help="Compare the prices of this day, UTC. Default: now")
@@ -204,9 +271,9 @@ def disagreements(sides: Mapping[str, Mapping[str, Prices]]) -> Iterator[str]:
 
 
 def book_of(settings: Settings) -> PriceBook:
-    from billing.pricing.price_book import PriceBook
+    from gateway.settings.prices import load_prices
 
-    return PriceBook.load(settings.price_books, bases=settings.bases)
+    return load_prices(settings)
 
 
 def named(models: Sequence[str], settings: Settings) -> dict[str, str]:
@@ -252,12 +319,12 @@ def changed_by(content: bytes, draft: Path, book: PriceBook) -> tuple[list[Diffe
     return changes, digest_of(content, changes)
 
 
-def show(content: bytes, changes: Sequence[Difference], digest: str) -> None:
+def show(content: bytes, changes: Sequence[object], digest: str) -> None:
     for line in content.splitlines():
         if line[:1] == b"#":
             click.echo(line.decode())
     for each in changes:
-        click.echo(str(each))
+        click.echo(printable(str(each)))
     click.echo(f"Digest: {digest}")
 
 

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from sqlalchemy.exc import SQLAlchemyError
 
 from foundation.tasks import end_tasks
-from gateway.app.settings_follower import SettingsFollower
+from gateway.app.settings_follower import Complete, SettingsFollower
 from gateway.installation.merge import Merger
+from gateway.lanes import LaneDeadlines
 from gateway.settings.file import SettingsError
 from gateway.settings.live import LiveSettings, WorkerReport
 from gateway.settings.load import SavedSettings, Settings, load
@@ -63,10 +65,10 @@ class Following:
 
 
 @asynccontextmanager
-async def following(folder: Path) -> AsyncIterator[Following]:
+async def following(folder: Path, complete: Complete | None = None) -> AsyncIterator[Following]:
     reader, writer = os.pipe()
     found = Following(folder, reader)
-    follower = SettingsFollower(found.configuration, found.read_again, 1, writer)
+    follower = SettingsFollower(found.configuration, found.read_again, 1, writer, complete)
     task = asyncio.create_task(follower.run())
     before = signal.getsignal(signal.SIGHUP)
     try:
@@ -129,3 +131,28 @@ async def test_it_follows_on_when_nobody_reads(tmp_path: Path) -> None:
     follower.report()
     follower.report()
     os.close(writer)
+
+
+async def test_what_is_stored_is_added_to_what_was_read(tmp_path: Path) -> None:
+    """In a gateway that runs alone."""
+
+    async def complete(settings: Settings) -> Settings:
+        return msgspec.structs.replace(settings, deadlines=LaneDeadlines(batch=7))
+
+    async with following(tmp_path, complete) as found:
+        await found.reported()
+        os.kill(os.getpid(), signal.SIGHUP)
+        await found.reported()
+        assert found.configuration.applied[-1].deadlines.batch == 7
+
+
+async def test_what_cannot_be_read_of_it_is_the_problem_of_the_reload(tmp_path: Path) -> None:
+    async def complete(settings: Settings) -> Settings:
+        raise SQLAlchemyError("Postgres is away")
+
+    async with following(tmp_path, complete) as found:
+        await found.reported()
+        os.kill(os.getpid(), signal.SIGHUP)
+        report = await found.reported()
+        assert (report.refused, report.problem) == (2, "Postgres is away")
+        assert found.configuration.applied == []

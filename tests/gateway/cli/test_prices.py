@@ -7,6 +7,10 @@ import os
 import re
 from pathlib import Path
 
+from click.testing import CliRunner
+
+from gateway.cli.main import tollgate
+from tests.gateway.cli.shared.fake_gateway import serving
 from tests.gateway.cli.test_main import environ, folder, invoke
 
 __all__ = ["environ", "folder"]
@@ -117,3 +121,33 @@ def test_each_command_says_what_its_exit_codes_mean(environ: dict[str, str]) -> 
         told = " ".join(invoke(environ, "prices", *command, "--help").output.split())
         done = "0 nothing differs; 1 prices differ" if "check" in command else "0 done; 1 a file"
         assert f"Exit codes: {done}" in told and "; 2 it cannot be done as asked" in told
+
+
+def test_a_running_gateway_shows_and_stores_the_draft(tmp_path: Path) -> None:
+    draft = tmp_path / "draft.toml"
+    draft.write_text('# ours\n[[price]]\nmodel = "m"\nvalid_from = 2027-01-01\noutput = 0.10\n')
+    with serving() as gateway:
+        homes = [{"home": "host:/home", "in_force": True, "problem": None}]
+        gateway.on("GET", "/v1/admin/settings", {"homes": homes})
+        change = {"changes": ["m default output: none -> 0.1"]}
+        gateway.on("POST", "/v1/admin/settings/price_books", change, status=201)
+
+        def prices(command: str, *arguments: str) -> tuple[int, str]:
+            target = ("--url", gateway.url, "--key", "sk-test", str(draft))
+            done = CliRunner().invoke(tollgate, ["prices", command, *arguments, *target])
+            return done.exit_code, done.output
+
+        status, text = prices("diff")
+        head, digest = text.rsplit("Digest: ", 1)
+        assert (status, head) == (0, "# ours\nm default output: none -> 0.1\n")
+        assert prices("apply", "--digest", "0" * 64)[0] == 2
+        assert {each[2].get("dry_run", [""])[0] for each in gateway.asked} == {"true"}
+        status, text = prices("apply", "--digest", digest.strip())
+        assert status == 0 and text.startswith("Applied as "), text
+        (body,) = [each[3] for each in gateway.asked if each[0] == "POST" and not each[2]]
+        assert body["name"].endswith(digest[:12])
+        assert body["content"] == {
+            "price": [{"model": "m", "valid_from": "2027-01-01", "output": "0.10"}]
+        }
+        draft.write_text("[[price]]\n")
+        assert prices("diff")[0] == 2

@@ -58,3 +58,30 @@ def test_after_it_the_older_secret_can_go(environ: dict[str, str]) -> None:
     path.write_bytes(msgspec.json.encode(old))
     lost = invoke(environ, "secret", "reseal")
     assert lost.exit_code == 1 and f"files {file.id}: cannot be read" in lost.stdout
+
+
+def test_a_new_key_is_added_behind_the_others_and_then_put_first(
+    environ: dict[str, str],
+) -> None:
+    path = Path(environ["TOLLGATE_HOME"]) / "secret.json"
+    path.parent.mkdir(exist_ok=True)
+    (old,) = Secret.load_or_create(path).keys
+    path.chmod(0o640)
+    assert invoke(environ, "secret", "rotate", "--step", "add").exit_code == 0
+    added = Secret.load(path)
+    assert added.current == old and len(added.keys) == 2
+    used = invoke(environ, "secret", "rotate", "--step", "use")
+    assert used.exit_code == 0 and added.keys[1].id in used.output
+    assert Secret.load(path).keys == (added.keys[1], old)
+    assert added.keys[1].secret not in used.output
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert [each.name for each in path.parent.glob("*secret*")] == ["secret.json"]
+
+
+def test_a_rotation_where_nothing_runs_says_the_steps(environ: dict[str, str]) -> None:
+    path = Path(environ["TOLLGATE_HOME"]) / "secret.json"
+    path.parent.mkdir(exist_ok=True)
+    before = Secret.load_or_create(path)
+    refused = invoke(environ, "secret", "rotate")
+    assert refused.exit_code == 2 and "--step add" in refused.output
+    assert Secret.load(path) == before

@@ -18,10 +18,11 @@ from billing.pricing.price_book import PriceBook
 from gateway.limits import recounts
 from gateway.limits.counters import index_key
 from gateway.processes.bootstrap import bootstrap
-from gateway.processes.database import price_what_waited, take_up
+from gateway.processes.database import TELL_TIMEOUT_S, price_what_waited, take_up
 from gateway.settings.load import Settings, load
 from gateway.tenancy.changes import CHANNEL, EVERYTHING
 from tests.billing.samples import an_attempt, an_event
+from tests.pace import within
 
 
 async def in_suspense(db: AsyncEngine) -> int:
@@ -141,3 +142,15 @@ async def test_a_price_that_was_edited_changes_no_plan_either(installed: Install
     with pytest.raises(PriceChanged):
         await take_up(installed.read(11, "0.6"), *installed.urls)
     assert await installed.state() == before
+
+
+async def test_a_silent_redis_keeps_no_settings_from_being_taken_up(installed: Installed) -> None:
+    silent = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    try:
+        async with within(2 * TELL_TIMEOUT_S):
+            url = f"redis://127.0.0.1:{port}"
+            assert await take_up(installed.read(9, "0.5"), installed.urls[0], url) > 0
+    finally:
+        silent.close()
+    assert (await installed.state())[0] == [9]

@@ -526,6 +526,80 @@ def test_four_workers_answer_by_new_settings_once_reload_has_returned(up: Up) ->
     assert up.end() == 0
 
 
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_four_workers_have_what_is_stored_within_two_seconds(up: Up) -> None:
+    """By whichever connection; while Redis is silent as well."""
+    up.config.write_text("workers = 4\n" + UPSTREAM_ONLY)
+    up.start()
+    known = json.loads(credentials_of(up))
+    admin = {"Authorization": f"Bearer {known['admin_key']}"}
+
+    def store(name: str) -> float:
+        """Return the seconds until it is in force."""
+        body = {"name": name, "content": {"upstream": "http://127.0.0.1:1/v1"}}
+        with httpx.Client(base_url=f"{up.url()}/admin/", headers=admin, timeout=30) as client:
+            assert client.post("settings/models", json=body).status_code == 201
+            began = time.monotonic()
+            until(lambda: client.get("settings").json()["homes"][0]["in_force"])
+            return time.monotonic() - began
+
+    store("first")
+    took = [store(f"near-{round_}") for round_ in range(3)]
+    with ThreadPoolExecutor(16) as pool:
+        asked = pool.map(lambda _: models(up, known["api_key"]), range(100))
+    assert {len(each) for each in asked} == {5}
+    silent = psutil.Process(up.pids("redis")["redis"])
+    silent.suspend()
+    try:
+        took.append(store("without-redis"))
+    finally:
+        silent.resume()
+    assert min(took[:3]) < 2 and took[3] < 10, took
+    assert len(up.pids("worker")) == 4
+    assert up.end() == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_a_gateway_alone_follows_what_is_stored(running: Up, tmp_path: Path) -> None:
+    up = running
+    saved = json.loads((up.home / "run/settings.json").read_text())["settings"]
+    urls = {f"TOLLGATE_{name.upper()}": saved[name] for name in ("database_url", "redis_url")}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "gateway", "gateway", "--port", str(port)]
+    command += ["--home", str(tmp_path / "alone"), "--config", str(up.config)]
+    secret = {"TOLLGATE_SECRET_KEY_FILE": str(up.home / "secret.json")}
+    known = json.loads(credentials_of(up))
+    admin = {"Authorization": f"Bearer {known['admin_key']}"}
+    body = {"content": {"upstream": "http://127.0.0.1:1/v1"}}
+
+    def names() -> list[str]:
+        with suppress(httpx.HTTPError):
+            key = {"Authorization": f"Bearer {known['api_key']}"}
+            found = httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=key).json()
+            return sorted(each["id"] for each in found["data"])
+        return []
+
+    with httpx.Client(base_url=f"{up.url()}/admin/", headers=admin) as client:
+        client.post("settings/models", json=body | {"name": "before"}).raise_for_status()
+        alone = subprocess.Popen(command, cwd=ROOT, env=os.environ | urls | secret)
+        try:
+            until(lambda: bool(names()))
+            assert names() == ["before", "far"], "in force from its start"
+            client.post("settings/models", json=body | {"name": "later"}).raise_for_status()
+            until(lambda: names() == ["before", "far", "later"])
+            homes = client.get("settings").json()["homes"]
+            assert any(each["home"].endswith("/alone") for each in homes)
+            client.delete("settings/models/before").raise_for_status()
+            client.delete("settings/models/later").raise_for_status()
+            until(lambda: names() == ["far"])
+        finally:
+            alone.terminate()
+            assert alone.wait(STOP_TIMEOUT_S) == 0
+
+
 @pytest.mark.slow
 def test_what_is_fixed_with_a_process_takes_new_workers(running: Up) -> None:
     up = running

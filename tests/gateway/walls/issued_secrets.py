@@ -33,7 +33,7 @@ NO_SECRETS = {
     "auth.login.sessions.challenge": "a passkey signs it in public; it is good once",
     "cli.main.gateway": "names a spool",
     "mcp.service.wiring.open_approvals": "tells two requests apart; deciding takes a credential",
-    "secret._create": "the installation's own, in a file of its own: no request reaches it",
+    "secret._fresh_key": "the installation's own, in a file of its own: no request reaches it",
     "processes.worker_set._start": "names a process",
     "tenancy.keys.keys.new_secret": "draws for its callers",
     "vault.envelope.seal": "a key that stands wrapped beside what it encrypts, and a nonce",

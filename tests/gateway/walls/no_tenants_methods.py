@@ -6,6 +6,7 @@ from __future__ import annotations
 SYSTEM = {
     "auth.bearer.access_tokens.AccessTokens.authenticate": "of the token that is shown",
     "auth.bearer.access_tokens.AccessTokens.changed": "of what was announced: it forgets",
+    "installation.follower.StoredSettingsFollower.following": "of the operator's settings",
     "installation.follower.StoredSettingsFollower.look": "settings are of the whole installation",
     "installation.follower.StoredSettingsFollower.merged_into": "of the operator's settings",
     "installation.follower.StoredSettingsFollower.note": "of the operator's settings",

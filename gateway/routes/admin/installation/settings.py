@@ -1,5 +1,6 @@
-"""/v1/admin/settings: models and MCP servers that operators add beside the settings file, in force
-without a restart. A name of the file hides the same name here.
+"""/v1/admin/settings: models, MCP servers, price books and the deadlines of lanes that operators
+store beside the settings file, in force without a restart. A name of the file hides the same name
+here; of price books, an entry of a file the same entry.
 
 `?dry_run=true` checks a change in full and says what it would do, and nothing is stored.
 """
@@ -16,9 +17,13 @@ from litestar.handlers import HTTPRouteHandler
 from msgspec import UNSET, Meta, UnsetType
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.pricing.entries import KEYS as PRICE_KEYS
+from billing.pricing.lists import KINDS as TERM_KINDS
+from billing.pricing.lists import TERM_KEYS
 from gateway.installation import items as verbs
 from gateway.installation.items import HomeState, StoredSettings
-from gateway.installation.merge import ChangeCheck, Kind, StoredSetting
+from gateway.installation.merge import KINDS, ChangeCheck, Kind, StoredSetting
+from gateway.installation.price_changes import take_up_prices
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.pages import page_of
 from gateway.routes.shared.resource import AdminRequest, AdminResource
@@ -31,7 +36,7 @@ from gateway.settings.file import (
     WrittenModel,
     WrittenReplica,
 )
-from gateway.settings.load import MAX_SECRET_BYTES
+from gateway.settings.load import LANES, MAX_SECRET_BYTES
 from gateway.tenancy.errors import InvalidField, ReadOnly
 from gateway.wire.shared.page_query import PageQuery
 from gateway.wire.shared.resource import view_of
@@ -41,7 +46,7 @@ FIELDS = frozenset(
     name
     for struct in (WrittenModel, WrittenReplica, WrittenMcpServer, WrittenMcpSampling)
     for name in struct.__struct_fields__
-)
+) | {*PRICE_KEYS, *TERM_KINDS, *TERM_KEYS, "price", "seconds"}
 Act = TypeVar("Act", bound=Callable[..., Any])
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 ApiKey = Annotated[str, Meta(min_length=1, max_length=MAX_SECRET_BYTES, pattern=r"^[!-~]+$")]
@@ -102,12 +107,22 @@ class StoredSettingView(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[str] | None
 
 
+class DeadlinesView(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds to the first token, by lane; null: as it comes."""
+
+    interactive: float | None
+    agentic: float | None
+    batch: float | None
+
+
 class SettingsView(msgspec.Struct, frozen=True, kw_only=True):
-    """`number`: how often stored settings were changed."""
+    """`number`: how often stored settings were changed. `deadlines`: those in force in the worker
+    that answers."""
 
     object: Literal["settings"] = "settings"
     number: int
     homes: list[HomeView]
+    deadlines: DeadlinesView
 
 
 def to_view(
@@ -137,20 +152,28 @@ def to_home(home: HomeState, number: int) -> HomeView:
 class StoredChange:
     """One change: its transaction, and what it alters in the settings in force."""
 
-    def __init__(self, request: AdminRequest, query: ChangeQuery) -> None:
+    def __init__(self, request: AdminRequest, query: ChangeQuery, kind: Kind) -> None:
         """Raises: ReadOnly."""
+        self._is_of_prices = kind == "price_book"
         configuration = request.services.configuration
         if configuration is None:
             raise ReadOnly("settings", "this gateway takes up no other settings")
         self._request, self._query = request, query
         self.merger = configuration.merger
         self._change_check = ChangeCheck(configuration.settings, self.merger)
+        self._settings = configuration.settings
         self._stored: StoredSettings | None = None
+        self._wanted: Sequence[StoredSetting] = ()
+        self._lines: list[str] | None = None
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
         async with self._request.system_db.connect() as conn, conn.begin() as transaction:
             yield conn
+            if self._is_of_prices:
+                before = () if self._stored is None else self._stored.items
+                books = map(prices_in, (before, self._wanted))
+                self._lines = await take_up_prices(conn, self._settings, *books)
             if self._query.dry_run:
                 await transaction.rollback()
 
@@ -168,7 +191,8 @@ class StoredChange:
         self._request.check(to_view(item))
 
     def view(self, item: StoredSetting) -> StoredSettingView:
-        return to_view(item, self._stored, self._change_check.lines)
+        lines = self._change_check.lines if self._lines is None else self._lines
+        return to_view(item, self._stored, lines)
 
     def made(self, kind: Kind, wanted: NewSetting) -> StoredSetting:
         item = StoredSetting(kind=kind, name=wanted.name, content=wanted.content)
@@ -191,7 +215,7 @@ class StoredChange:
 
     def _check_all(self, stored: StoredSettings, wanted: Sequence[StoredSetting]) -> None:
         """Raises: InvalidField."""
-        self._stored = stored
+        self._stored, self._wanted = stored, wanted
         try:
             self._change_check.check(stored.items, wanted, stored.file_names)
         except SettingsError as error:
@@ -202,7 +226,7 @@ def _invalid(message: str, wanted: Sequence[StoredSetting]) -> InvalidField:
     """Make the error of settings that do not fit. Its detail repeats nothing of what is stored or
     wanted; `param` names the field."""
     place, _, reason = message.partition(": ")
-    found = re.fullmatch(r"(?:model|mcp_server)\.(?:.*\.)?(\w+)", place)
+    found = re.fullmatch(rf"(?:{'|'.join(KINDS)})\.(?:.*\.)?(\w+)", place)
     texts = {text for each in wanted for text in (each.name, *texts_in(each.content))}
     is_constant = reason and not any(text in reason for text in texts if len(text) > 1)
     return InvalidField(
@@ -233,8 +257,10 @@ def routes_of(
     *,
     new: type[NewSetting] = NewSetting,
     content: type[SettingContent] = SettingContent,
+    only_adds: bool = False,
 ) -> list[HTTPRouteHandler]:
-    """Make the routes of one kind at `PATH`/`part`. `new` and `content`: the bodies."""
+    """Make the routes of one kind at `PATH`/`part`. `new` and `content`: the bodies. `only_adds`:
+    what is stored of it is there for good."""
     found = AdminResource[StoredSettingView](
         path=f"{PATH}/{part}",
         tag="Settings",
@@ -250,7 +276,7 @@ def routes_of(
     async def create(
         request: AdminRequest, query: ChangeQuery, wanted: NewSetting
     ) -> StoredSettingView:
-        change = StoredChange(request, query)
+        change = StoredChange(request, query, kind)
         async with change.transaction() as conn:
             made = await verbs.create_item(conn, change.made(kind, wanted), **change.arguments)
         return change.view(made)
@@ -258,7 +284,7 @@ def routes_of(
     async def replace(
         request: AdminRequest, query: ChangeQuery, wanted: SettingContent
     ) -> StoredSettingView:
-        change, name = StoredChange(request, query), name_of(request)
+        change, name = StoredChange(request, query, kind), name_of(request)
         async with change.transaction() as conn:
             made = await verbs.replace_item(
                 conn,
@@ -271,7 +297,7 @@ def routes_of(
         return change.view(made)
 
     async def remove(request: AdminRequest, query: ChangeQuery) -> StoredSettingView:
-        change, name = StoredChange(request, query), name_of(request)
+        change, name = StoredChange(request, query, kind), name_of(request)
         async with change.transaction() as conn:
             gone = await verbs.remove_item(conn, kind, name, check=change.check, **change.arguments)
         return change.view(gone)
@@ -280,12 +306,9 @@ def routes_of(
     add = found.route("POST", found.path, "Add one", body=new, status=201, **asked)
     put = found.route("PUT", one, "Replace one", body=content, conditional=True, **asked)
     delete = found.route("DELETE", one, "Remove one", conditional=True, **asked)
-    return [
-        *reading_routes(found, one, kind),
-        add(named(create, kind)),
-        put(named(replace, kind)),
-        delete(named(remove, kind)),
-    ]
+    adding = [*reading_routes(found, one, kind), add(named(create, kind))]
+    changing = [] if only_adds else [put(named(replace, kind)), delete(named(remove, kind))]
+    return adding + changing
 
 
 def reading_routes(
@@ -333,11 +356,23 @@ state = AdminResource[SettingsView](
 @state.get("Where stored settings are in force")
 async def retrieve_settings(request: AdminRequest) -> SettingsView:
     stored = await read(request)
-    return SettingsView(number=stored.number, homes=to_homes(stored))
+    deadlines = request.services.generation.deadlines
+    return SettingsView(
+        number=stored.number,
+        homes=to_homes(stored),
+        deadlines=DeadlinesView(**{lane: getattr(deadlines, lane) for lane in LANES}),
+    )
+
+
+def prices_in(items: Sequence[StoredSetting]) -> dict[str, Any]:
+    """Return the tables of the price books among stored settings, by name."""
+    return {each.name: each.content for each in items if each.kind == "price_book"}
 
 
 routes = [
     retrieve_settings,
     *routes_of("model", "models", "operator:models", new=NewModel, content=ModelContent),
     *routes_of("mcp_server", "mcp_servers", "operator:servers"),
+    *routes_of("price_book", "price_books", "operator:prices", only_adds=True),
+    *routes_of("deadlines", "deadlines", "operator:models"),
 ]

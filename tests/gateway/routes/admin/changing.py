@@ -197,6 +197,20 @@ class Maker:
     async def stored_server(self) -> str:
         return await self.stored("mcp_servers", STORED_SERVER)
 
+    def prices_body(self) -> dict[str, Any]:
+        price = {"model": self.name(), "valid_from": "2027-01-01", "output": "0.4"}
+        return {"name": self.name(), "content": {"price": [price]}}
+
+    async def free_lane(self) -> str:
+        """Return a lane that has no deadline stored."""
+        await self.world.call("DELETE", f"{ADMIN}/settings/deadlines/batch")
+        return "batch"
+
+    async def stored_deadline(self) -> str:
+        lane = await self.free_lane()
+        await self.post(f"{ADMIN}/settings/deadlines", {"name": lane, "content": {"seconds": 9}})
+        return f"{ADMIN}/settings/deadlines/{lane}"
+
     async def cap_body(self) -> dict[str, Any]:
         project_id = (await self.project()).rpartition("/")[2]
         return {"project_id": project_id, "period": "day", "amount_usd": "1"}
@@ -338,6 +352,11 @@ async def org_user(maker: Maker) -> str:
     return f"{ORG}/users/{await maker.user()}"
 
 
+async def deadline(maker: Maker) -> Change:
+    body = {"name": await maker.free_lane(), "content": {"seconds": 9}}
+    return Change(path=f"{ADMIN}/settings/deadlines", body=body)
+
+
 async def rotate_signing_key(maker: Maker) -> Change:
     await maker.signing_key()
     return Change(path=f"{ADMIN}/signing_keys/rotate")
@@ -421,6 +440,14 @@ RECIPES: dict[tuple[str, str], Recipe] = {
         Maker.stored_server, body={"content": {**STORED_SERVER, "taints": True}}
     ),
     ("DELETE", f"{ADMIN}/settings/mcp_servers/{{name}}"): at(Maker.stored_server),
+    ("POST", f"{ADMIN}/settings/price_books"): new(
+        f"{ADMIN}/settings/price_books", Maker.prices_body
+    ),
+    ("POST", f"{ADMIN}/settings/deadlines"): deadline,
+    ("PUT", f"{ADMIN}/settings/deadlines/{{name}}"): at(
+        Maker.stored_deadline, body={"content": {"seconds": None}}
+    ),
+    ("DELETE", f"{ADMIN}/settings/deadlines/{{name}}"): at(Maker.stored_deadline),
     ("POST", f"{ADMIN}/signing_keys/rotate"): rotate_signing_key,
     ("POST", f"{ADMIN}/signing_keys/{{kid}}/revoke"): at(Maker.signing_key, "/revoke"),
     ("POST", f"{ADMIN}/billing-account"): new(

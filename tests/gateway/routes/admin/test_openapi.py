@@ -189,6 +189,9 @@ async def test_every_moment_of_administration_is_unix_seconds(document: dict[str
 NUMBERS = {
     "PlanView.weight": "a share of the engine, of no currency",
     "McpServer.recheck_s": "seconds",
+    "DeadlinesView.interactive": "seconds",
+    "DeadlinesView.agentic": "seconds",
+    "DeadlinesView.batch": "seconds",
     "GenerationData.total_cost": "a form that others have made; `cost` is exact",
     "GenerationData.usage": "the same",
 }

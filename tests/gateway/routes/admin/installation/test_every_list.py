@@ -279,6 +279,8 @@ LISTS: dict[str, Fill] = {
         lambda maker: {"name": maker.name(), "content": STORED_MODEL}
     ),
     f"{ADMIN}/settings/mcp_servers": nothing,
+    f"{ADMIN}/settings/price_books": nothing,
+    f"{ADMIN}/settings/deadlines": nothing,
     f"{ADMIN}/signing_keys": add_signing_key,
     f"{ADMIN}/spend-caps": add_cap,
     f"{ADMIN}/top-ups": add_top_up,

@@ -125,3 +125,77 @@ async def test_what_does_not_fit_any_more_can_be_removed(world: World) -> None:
         gone = await world.call("DELETE", f"{MODELS}/{name}")
         assert gone.status_code == 200, gone.text
     await add(world, "fit")
+
+
+BOOKS, DEADLINES = f"{ADMIN}/settings/price_books", f"{ADMIN}/settings/deadlines"
+
+
+def book(name: str, **price: str) -> dict[str, Any]:
+    return {"name": name, "content": {"price": [{"valid_from": "2027-06-01", **price}]}}
+
+
+async def loaded(world: World, model: str) -> list[str]:
+    async with world.db.connect() as conn:
+        found = await conn.execute(
+            sa.text("SELECT price_id FROM prices WHERE price_id LIKE :model ORDER BY 1"),
+            {"model": f"{model}:%"},
+        )
+        return [row[0] for row in found]
+
+
+async def test_prices_are_loaded_with_their_book_and_never_by_a_dry_run(world: World) -> None:
+    wanted = book("2027-06", model="priced", output="0.4")
+    tried = await world.call("POST", f"{BOOKS}?dry_run=true", wanted)
+    assert tried.status_code == 201, tried.text
+    assert tried.json()["changes"] == ["priced default output: none -> 0.4"]
+    assert await loaded(world, "priced") == []
+    made = await world.call("POST", BOOKS, wanted)
+    assert made.status_code == 201, made.text
+    assert await loaded(world, "priced") == ["priced:output:2027-06-01T00:00:00Z"]
+    assert (await world.call("GET", f"{BOOKS}/2027-06")).json()["content"] == wanted["content"]
+    logged = await world.call("GET", "/v1/organization/audit_logs?limit=2")
+    assert [each["type"] for each in logged.json()["data"]] == [
+        "prices.loaded",
+        "price_book.created",
+    ]
+    for method in ("PUT", "DELETE"):
+        assert (await world.call(method, f"{BOOKS}/2027-06", {})).status_code == 405
+
+
+async def test_prices_that_do_not_fit_are_refused_and_nothing_is_loaded(world: World) -> None:
+    before = await number_of(world)
+    assert (await world.call("POST", BOOKS, book("a", model="fit", output="1"))).status_code == 201
+    same = await world.call("POST", BOOKS, book("b", model="fit", output="2"))
+    assert (same.status_code, same.json()["param"]) == (400, "content")
+    assert same.json()["detail"] == "It does not fit the prices that there are."
+    past = book("c", model="fit", output="2", valid_from="2026-01-01")
+    assert (await world.call("POST", BOOKS, past)).status_code == 201, "nobody used another price"
+    late = book("d", model="penny", output="2", valid_from="2026-11-02")
+    refused = await world.call("POST", BOOKS, late)
+    assert refused.json()["detail"] == "Begins in the past; what was admitted is priced."
+    assert refused.json()["param"] == "content.valid_from"
+    number = await world.call("POST", BOOKS, book("e", model="fit", output="many"))
+    assert number.status_code == 400
+    assert len(await loaded(world, "fit")) == 2
+    assert await number_of(world) == before + 2
+
+
+async def test_a_discount_is_of_the_future(world: World) -> None:
+    terms = {"price_list": "acme", "percent": "10"}
+    for valid_from, status in (("2026-01-01", 400), ("2027-06-01", 201)):
+        body = {"name": "terms", "content": {"discount": [terms | {"valid_from": valid_from}]}}
+        made = await world.call("POST", BOOKS, body)
+        assert made.status_code == status, made.text
+    assert [line for line in made.json()["changes"] if "acme" in line]
+
+
+async def test_a_deadline_is_stored_for_a_lane(world: World) -> None:
+    refused = await world.call("POST", DEADLINES, {"name": "fast", "content": {"seconds": 1}})
+    assert refused.status_code == 400, refused.text
+    body = {"name": "agentic", "content": {"seconds": 30}}
+    made = await world.call("POST", DEADLINES, body)
+    assert made.json()["changes"] == ["+ deadlines.agentic = 30"], made.text
+    state = (await world.call("GET", f"{ADMIN}/settings")).json()
+    assert state["deadlines"] == {"interactive": 60, "agentic": 300, "batch": None}
+    gone = await world.call("DELETE", f"{DEADLINES}/agentic")
+    assert gone.status_code == 200
