@@ -225,6 +225,11 @@ class Telemetry:
             "Lines of the access log that were not written: the disk is full, or nobody reads.",
             registry=self.registry,
         )
+        self.request_rows_dropped = Counter(
+            "tollgate_request_rows_dropped",
+            "Requests that are missing in the log of requests: Postgres was away for too long.",
+            registry=self.registry,
+        )
         self._make_mcp_metrics()
         self.usage_conflicts = self._worker_gauge(
             "usage_conflicts", "Alarm: events that came again under their id with other content."

@@ -76,13 +76,15 @@ from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.service.service import open_mcp, open_tool_loops
 from gateway.net.mail import Mailer, MailServer
 from gateway.networks import Networks
+from gateway.request_log.writer import RequestLog
 from gateway.resources import Resources
 from gateway.responses.wiring import Responses, open_responses
-from gateway.routes.asgi.access_log import AccessLog
+from gateway.routes.asgi.access_log import AccessLine, AccessLog, NotedAnswer
 from gateway.routes.asgi.cors import Cors
 from gateway.routes.asgi.fast_path import FastPath
 from gateway.routes.asgi.head import HeadMethod
 from gateway.routes.asgi.request_metrics import RequestMetrics
+from gateway.routes.asgi.request_rows import recording
 from gateway.routes.asgi.response_headers import ResponseHeaders
 from gateway.routes.oauth import errors as oauth_errors
 from gateway.routes.oauth import protected_resources
@@ -221,7 +223,9 @@ async def lifespan(app: Litestar) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         services: Services = await app.state.open(stack)
         app.state.services = services
-        app.state.access_log = app.state.open_access_log(stack, services.telemetry)
+        app.state.access_log = app.state.open_access_log(
+            stack, services.telemetry, services.request_log
+        )
         # They end first: one that goes on opens a connection to a store that is closed already.
         for periodic in (
             services.periodic_observation(),
@@ -236,18 +240,27 @@ async def lifespan(app: Litestar) -> AsyncIterator[None]:
 
 
 def open_access_log(
-    settings: Settings, stack: AsyncExitStack, telemetry: Telemetry, *, process: str
-) -> AccessLog | None:
-    config, on_answer = settings.logs, None
+    settings: Settings,
+    stack: AsyncExitStack,
+    telemetry: Telemetry,
+    request_log: RequestLog,
+    *,
+    process: str,
+) -> AccessLog:
+    record_row, record_span = recording(request_log.put), None
     if settings.traces is not None:
         from gateway.routes.asgi.request_spans import RequestSpans  # needs the extra `otel`
 
         spans = RequestSpans(settings.traces.endpoint, process=process)
-        on_answer = stack.enter_context(spans.running()).record
-    elif not config.access:
-        return None
+        record_span = stack.enter_context(spans.running()).record
+
+    def on_answer(answer: NotedAnswer, line: AccessLine) -> None:
+        record_row(answer, line)
+        if record_span is not None:
+            record_span(answer, line)
+
     write = partial(os.write, STDERR)
-    made = AccessLog(config, telemetry, write, process=process, on_answer=on_answer)
+    made = AccessLog(settings.logs, telemetry, write, process=process, on_answer=on_answer)
     return stack.enter_context(made.running())
 
 
@@ -309,6 +322,7 @@ async def open_services(
     models = await open_models(settings, resources, settlement, leases)
     start_bookkeeping(settings, resources, models)
     report = start_cache_report(resources)
+    request_log = start_request_log(settings, resources)
     generation = open_generation(settings, resources, models.fleet, limiter, report.note)
     responses = open_responses(settings, resources, generation)
     files = open_files(settings, resources)
@@ -343,6 +357,7 @@ async def open_services(
         tool_loops=open_tool_loops(settings, mcp),
         asked_arguments=CallArguments(secret),
         cache_report=report,
+        request_log=request_log,
         trusted_proxies=Networks.of(settings.trusted_proxies),
         mailer=Mailer(to_mail_server(settings.mail)),
     )
@@ -446,6 +461,17 @@ def start_cache_report(resources: Resources) -> CacheReport:
     report.start()
     resources.stack.push_async_callback(report.close)
     return report
+
+
+def start_request_log(settings: Settings, resources: Resources) -> RequestLog:
+    request_log = RequestLog(
+        resources.system_db,
+        keep_days=settings.requests.keep_days,
+        on_dropped=resources.telemetry.request_rows_dropped.inc,
+    )
+    request_log.start()
+    resources.stack.push_async_callback(request_log.close)
+    return request_log
 
 
 def start_shipper(

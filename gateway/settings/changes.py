@@ -72,6 +72,7 @@ EFFECTS: Mapping[str, Effect] = {
     "logs.stdout": "restart",
     "logs.max_bytes": "restart",
     "logs.keep": "restart",
+    "requests": "workers",
     "metrics": "restart",
     "mail": "workers",
     "traces": "workers",

@@ -105,6 +105,14 @@ class LogsConfig(Strict, frozen=True, kw_only=True):
     """So many older ones stay beside it."""
 
 
+class RequestsConfig(Strict, frozen=True, kw_only=True):
+    """`[requests]`: the log of requests, which the console shows."""
+
+    keep_days: Annotated[int, Meta(ge=0, le=3660)] = 30
+    """How many days before today a row of each request is kept. 0: none are, only sums by hour and
+    by day."""
+
+
 class MailConfig(Strict, frozen=True, kw_only=True):
     """`[mail]`: the SMTP server by which invites and password links are sent."""
 
@@ -430,6 +438,7 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
     disputed_rest_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     logs: LogsConfig = LogsConfig()
+    requests: RequestsConfig = RequestsConfig()
     metrics: MetricsConfig = MetricsConfig()
     traces: TracesConfig | None = None
     """None: no spans are made."""

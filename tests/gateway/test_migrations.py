@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -18,6 +20,7 @@ import gateway.cache_report.rows
 import gateway.files.tables
 import gateway.installation.items
 import gateway.mcp.tables
+import gateway.request_log.tables
 import gateway.responses.tables
 import gateway.tenancy.member_tables
 import gateway.tenancy.tables
@@ -39,9 +42,13 @@ ROOMS = (
     billing.invoices.tables.metadata,
     gateway.auth.tables.metadata,
     gateway.audit.tables.metadata,
+    gateway.request_log.tables.metadata,
     gateway.responses.tables.metadata,
     migrations.tables.metadata,
 )
+
+
+PARTITION = re.compile(r"\brequest_log_[0-9]{8}\b")
 
 
 def differences(connection: Connection) -> list[str]:
@@ -57,7 +64,9 @@ def differences(connection: Connection) -> list[str]:
     return [
         str(part)
         for part in flat
-        if part[0].startswith(kinds) and "alembic_version" not in str(part[1])
+        if part[0].startswith(kinds)
+        and "alembic_version" not in str(part[1])
+        and not PARTITION.search(str(part[1]))
     ]
 
 

@@ -30,6 +30,7 @@ from tests.gateway.walls.two_tenants import (
     POLICIES,
     TENANT_POLICY,
     org_columns,
+    partitions,
     populate,
     relations,
 )
@@ -121,7 +122,7 @@ async def test_every_table_has_row_security_or_says_why_not(db: AsyncEngine) -> 
     walled = {each.name for each in found if each.row_security}
     assert walled == names - {*READABLE, *HIDDEN}
     kinds = {each.name: each.kind for each in found}
-    assert {kinds[name] for name in walled} == {"r"}
+    assert {kinds[name] for name in walled} == {"r", "p"}
     for table in walled:
         ours = {policy.name: policy for policy in policies if policy.table == table}
         assert set(ours) == {f"{table}_tenant", f"{table}_system"}, table
@@ -129,6 +130,18 @@ async def test_every_table_has_row_security_or_says_why_not(db: AsyncEngine) -> 
         assert (mine.roles, mine.cmd, mine.permissive) == ([ROLE_TENANT], "ALL", "PERMISSIVE")
         assert TENANT_POLICY.fullmatch(mine.qual) and mine.with_check == mine.qual, table
         assert (all_.roles, all_.qual, all_.with_check) == ([ROLE_SYSTEM], "true", "true")
+
+
+async def test_a_partition_is_reached_through_its_table_alone(
+    db: AsyncEngine, as_tenant: AsyncEngine, as_system: AsyncEngine
+) -> None:
+    async with db.connect() as conn:
+        found = await partitions(conn)
+    assert found and all(each.row_security for each in found)
+    for pool in (as_tenant, as_system):
+        async with pool.begin() as conn:
+            for each in found:
+                assert await everything(conn, each.name) is None, each.name
 
 
 async def test_every_row_says_whose_it_is(db: AsyncEngine) -> None:

@@ -25,6 +25,7 @@ LITERALS = {
     "integer": "{number}",
     "bigint": "{number}",
     "numeric(38,0)": "{number}",
+    "numeric": "{number}",
     "double precision": "{number}",
     "timestamp with time zone": "now() + interval '1 hour'",
     "jsonb": "'{{}}'",
@@ -74,20 +75,26 @@ class Column(msgspec.Struct, frozen=True):
 class Relation(msgspec.Struct, frozen=True):
     name: str
     kind: str
-    """r: a table; v: a view."""
+    """r: a table; p: one with partitions; v: a view."""
     row_security: bool
 
 
 RELATIONS = sa.text("""
     SELECT relname AS name, relkind::text AS kind, relrowsecurity AS row_security FROM pg_class
     WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v', 'm', 'f')
+        AND NOT relispartition
     ORDER BY relname
+""")
+PARTITIONS = sa.text("""
+    SELECT relname AS name, relkind::text AS kind, relrowsecurity AS row_security FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace AND relispartition AND relkind = 'r'
 """)
 COLUMNS = sa.text("""
     SELECT relname AS table, attname AS name, format_type(atttypid, atttypmod) AS type,
         attnotnull AND NOT atthasdef AS required
     FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
-    WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' AND attnum > 0
+    WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND attnum > 0
+        AND NOT relispartition
         AND NOT attisdropped AND attidentity = '' AND attgenerated = ''
     ORDER BY relname, attnum
 """)
@@ -113,6 +120,10 @@ POLICIES = sa.text("""
 
 async def relations(conn: AsyncConnection) -> list[Relation]:
     return [Relation(**row._mapping) for row in await conn.execute(RELATIONS)]
+
+
+async def partitions(conn: AsyncConnection) -> list[Relation]:
+    return [Relation(**row._mapping) for row in await conn.execute(PARTITIONS)]
 
 
 async def org_columns(conn: AsyncConnection) -> dict[str, str]:

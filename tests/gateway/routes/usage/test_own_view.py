@@ -101,6 +101,36 @@ def test_an_answer_says_what_is_booked(worker: Running, key: str, stream: bool) 
     assert worker.run(in_rollup()) == usd(cost["amount"])
 
 
+def noted(worker: Running, request_id: str) -> Any:
+    async def find() -> Any:
+        async with worker.services.system_db.connect() as conn:
+            query = sa.text("SELECT * FROM request_log WHERE id = CAST(:id AS uuid)")
+            named = {"id": request_id.removeprefix("req_")}
+            return (await conn.execute(query, named)).mappings().one_or_none()
+
+    deadline = time.monotonic() + BOOKED_WITHIN_S
+    while time.monotonic() < deadline:
+        if (found := worker.run(find())) is not None:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("not noted in time")
+
+
+def test_the_log_of_requests_has_what_is_booked(worker: Running, key: str) -> None:
+    answer = ask(worker, key, stream=True, **ASKS)
+    usage = usage_of(answer, stream=True)
+    row = noted(worker, answer.headers["x-request-id"])
+    assert row["cost_pico"] == usd(usage["cost"]["amount"])
+    read = row["uncached_tokens"] + row["cached_tokens"] + row["written_tokens"]
+    assert (read, row["output_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
+    assert (row["status"], row["model"], row["lane"]) == (200, "far", "interactive")
+    assert (row["org"], row["project"]) == (worker.org_id, worker.project_id)
+    assert 0 < row["ttft_us"] <= row["duration_us"]
+    refused = ask(worker, key, stream=False, **{"x-tollgate-cost": "perhaps"})
+    row = noted(worker, refused.headers["x-request-id"])
+    assert (row["status"], row["output_tokens"], row["is_good"]) == (400, 0, None)
+
+
 def test_who_does_not_ask_is_told_no_cost(worker: Running, key: str) -> None:
     for headers in ({}, {"x-tollgate-cost": "false"}):
         for stream in (False, True):

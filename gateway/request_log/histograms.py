@@ -1,0 +1,74 @@
+"""Histograms of latencies that add up: those of all hours, keys and workers make one.
+
+A histogram is one number whose decimal digits are counts, twelve for each bucket. So two are merged
+by `+` and a million by `sum()`, in Postgres, without a loop over buckets: 12,000 histograms take
+7 ms there, where arrays of integers take 37 ms by subscripts and 270 ms by `unnest`.
+
+Buckets grow by 2^(1/8), from half a millisecond to 65 seconds; the last one has what took longer.
+A quantile is off by 4.5 % at most within them: it is told by the middle of its bucket, in
+proportion.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+LEAST_US = 500
+BUCKETS_PER_OCTAVE = 8
+NUM_OCTAVES = 17
+DIGITS = 12
+"""A bucket counts below 10^12."""
+
+BOUNDS_US = tuple(
+    round(LEAST_US * 2 ** (number / BUCKETS_PER_OCTAVE))
+    for number in range(NUM_OCTAVES * BUCKETS_PER_OCTAVE + 1)
+)
+"""Bucket n holds what took less than the n-th of these, and no less than the one before it."""
+NUM_BUCKETS = len(BOUNDS_US) + 1
+MAX_ERROR = 2 ** (1 / BUCKETS_PER_OCTAVE / 2) - 1
+BOUNDS_SQL = f"ARRAY[{', '.join(map(str, BOUNDS_US))}]::bigint[]"
+
+
+def unit_sql(column: str) -> str:
+    """Return SQL of the histogram of one latency in microseconds; of none (NULL) an empty one."""
+    place = f"{DIGITS} * width_bucket({column}, {BOUNDS_SQL})"
+    return f"coalesce(CAST('1e' || {place} AS numeric), 0)"
+
+
+def unpack(text: str) -> list[int]:
+    """Return the counts of a histogram by bucket. `text`: as Postgres writes it."""
+    digits = text.zfill(NUM_BUCKETS * DIGITS)
+    end = len(digits)
+    return [int(digits[end - DIGITS * (n + 1) : end - DIGITS * n]) for n in range(NUM_BUCKETS)]
+
+
+def quantile_us(counts: Sequence[int], share: float) -> float | None:
+    """Return the latency that this share of the requests did not exceed; None: there are none."""
+    total = sum(counts)
+    if total == 0:
+        return None
+    rank, seen = share * total, 0
+    for number, count in enumerate(counts):
+        seen += count
+        if count and seen >= rank:
+            return middle_us(number)
+    return middle_us(NUM_BUCKETS - 1)
+
+
+def middle_us(bucket: int) -> float:
+    """Return the latency that stands for a bucket."""
+    if bucket == 0:
+        return LEAST_US / 2
+    if bucket == NUM_BUCKETS - 1:
+        return float(BOUNDS_US[-1])
+    return math.sqrt(BOUNDS_US[bucket - 1] * BOUNDS_US[bucket])
+
+
+def share_within(counts: Sequence[int], bound_us: float) -> float | None:
+    """Return the share of requests in buckets that end by `bound_us`; None: there are none."""
+    total = sum(counts)
+    if total == 0:
+        return None
+    within = sum(count for number, count in enumerate(counts[:-1]) if BOUNDS_US[number] <= bound_us)
+    return within / total

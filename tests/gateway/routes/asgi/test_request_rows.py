@@ -1,0 +1,103 @@
+"""A row says of an answer what its access log and its bill say, and whose it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from foundation.logs import LogContext
+from foundation.stages import Stage
+from gateway.generation_events import MeteredUsage
+from gateway.lanes import Slo
+from gateway.request_log.rows import RequestRow, StageRow
+from gateway.routes.asgi.access_log import AccessLine, AccessLog, NotedAnswer
+from gateway.routes.asgi.request_rows import MAX_STAGES, MAX_TEXT_CHARS, recording
+from gateway.settings.file import LogsConfig
+from gateway.telemetry import RequestMeter, Telemetry
+from tests.gateway.inference.test_price_lists import WHO
+from tests.gateway.routes.asgi.test_access_log import CHAT, REQUEST, billed
+
+
+def rows_of(*answers: NotedAnswer, telemetry: Telemetry | None = None) -> list[RequestRow]:
+    found: list[RequestRow] = []
+    telemetry = telemetry or Telemetry(models=["m"])
+    record = recording(found.append)
+    heard: list[AccessLine] = []
+
+    def on_answer(answer: NotedAnswer, line: AccessLine) -> None:
+        heard.append(line)
+        record(answer, line)
+
+    quiet = LogsConfig(access=False)
+    log = AccessLog(quiet, telemetry, lambda lines: None, process="worker-0", on_answer=on_answer)
+    with log.running():
+        for each in answers:
+            log.note(each)
+    assert len(heard) == len(answers)
+    return found
+
+
+def answered(**fields: Any) -> NotedAnswer:
+    whole = NotedAnswer(9.0, 1.5, "POST", CHAT, "200", LogContext(REQUEST), "m", WHO, None, None)
+    return whole._replace(**fields)
+
+
+def test_a_row_has_what_was_used_and_how_long_it_took() -> None:
+    telemetry = Telemetry(models=["m"])
+    meter = RequestMeter(telemetry, "m")
+    meter.promise("agentic", Slo(ttft_s=1.0, tpot_s=0.1))
+    meter.ttft_s, meter.queue_time_s = 0.0123, 0.004
+    meter.used(*billed(MeteredUsage(uncached_input=3, cache_read=2, output=5, reasoning_output=1)))
+    meter.again().used(*billed(MeteredUsage(uncached_input=4, embedding_input=8, output=1)))
+    meter.judge(200)
+    [row] = rows_of(answered(meter=meter), telemetry=telemetry)
+    assert (row.id, row.at_ms) == (REQUEST[4:], int(REQUEST[4:16], 16))
+    assert (row.org, row.project, row.key) == (WHO.org_id, WHO.project_id, WHO.key_id)
+    assert (row.model, row.lane, row.route, row.status) == ("m", "agentic", CHAT, 200)
+    assert (row.duration_us, row.ttft_us, row.queue_us) == (1_500_000, 12_300, 4_000)
+    assert (row.tpot_us, row.is_good) == (None, True)
+    assert (row.uncached_tokens, row.cached_tokens, row.written_tokens) == (15, 2, 0)
+    assert (row.output_tokens, row.reasoning_tokens) == (6, 1)
+    assert row.cost_pico == (3 + 4 + 8) * 10 + (5 + 1) * 100
+    assert row.trace == REQUEST[4:]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"principal": None}, {"context": None}, {"route": "/v1/models"}, {"route": "-"}]
+)
+def test_what_is_nobodys_or_asks_no_model_has_none(fields: dict[str, Any]) -> None:
+    assert rows_of(answered(**fields)) == []
+
+
+def test_a_refusal_is_in_the_lane_that_it_was_meant_for() -> None:
+    who = msgspec.structs.replace(WHO, key_lane="batch")
+    refused, unread = rows_of(
+        answered(status="429", principal=who), answered(status="400", model="")
+    )
+    assert (refused.status, refused.lane, refused.model) == (429, "batch", "m")
+    assert (unread.status, unread.lane, unread.model) == (400, "interactive", "-")
+    assert refused.is_good is None
+    assert refused.cost_pico == refused.output_tokens == 0
+
+
+def test_stages_are_told_from_the_begin_of_the_request_and_bounded() -> None:
+    context = LogContext(REQUEST)
+    context.stages.add(Stage("queue", 100.5, 100.75, "penny/0"))
+    context.stages.add(Stage("tool_call", 101.0, 102.0, "srv/\0" + "x" * 200, "ToolFailed"))
+    [row] = rows_of(answered(context=context, began_at=100.0))
+    assert row.stages is not None
+    queue, call = row.stages
+    assert queue == StageRow("queue", 500_000, 250_000, "penny/0", "")
+    assert call.outcome == "ToolFailed" and call.about == "srv/?" + "x" * (MAX_TEXT_CHARS - 5)
+    for number in range(100):
+        context.stages.add(Stage("decode", 103.0 + number, 103.5 + number))
+    [row] = rows_of(answered(context=context, began_at=100.0))
+    assert row.stages is not None and len(row.stages) == MAX_STAGES
+    assert row.stages[0] == queue and row.stages[-1].began_us == 102_000_000
+
+
+def test_a_model_that_nobody_configured_is_not_repeated() -> None:
+    [row] = rows_of(answered(status="404", model="a\0guess"))
+    assert row.model == "-"
