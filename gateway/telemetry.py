@@ -214,12 +214,6 @@ class Telemetry:
             ["upstream", "kind"],
             registry=self.registry,
         )
-        self.webhook_attempts = Counter(
-            "tollgate_webhook_attempts",
-            "Attempts to deliver an event: delivered, failed (tried again), dead (given up).",
-            ["outcome"],
-            registry=self.registry,
-        )
         self.access_lines_dropped = Counter(
             "tollgate_access_lines_dropped",
             "Lines of the access log that were not written: the disk is full, or nobody reads.",
@@ -230,6 +224,7 @@ class Telemetry:
             "Requests that are missing in the log of requests: Postgres was away for too long.",
             registry=self.registry,
         )
+        self._make_delivery_metrics()
         self._make_mcp_metrics()
         self.usage_conflicts = self._worker_gauge(
             "usage_conflicts", "Alarm: events that came again under their id with other content."
@@ -242,6 +237,21 @@ class Telemetry:
             "Alarm: records of this host's spools that wait for `tollgate spool accept|discard`.",
             registry=self.registry,
             multiprocess_mode="livemax",  # each worker counts them all
+        )
+
+    def _make_delivery_metrics(self) -> None:
+        self.webhook_attempts = Counter(
+            "tollgate_webhook_attempts",
+            "Attempts to deliver an event: delivered, failed (tried again), dead (given up).",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.mail_attempts = Counter(
+            "tollgate_mail_attempts",
+            "Attempts to tell a person of an event by e-mail: delivered, failed (tried again), "
+            "dead (given up).",
+            ["outcome"],
+            registry=self.registry,
         )
 
     def _make_mcp_metrics(self) -> None:

@@ -112,7 +112,7 @@ from gateway.settings.prices import load_prices
 from gateway.telemetry import Telemetry
 from gateway.tenancy.changes import announce_suspensions
 from gateway.tenancy.idempotency_keys import IdempotencyKeys
-from gateway.webhooks.sender import open_webhooks
+from gateway.webhooks.sender import Webhooks, open_webhooks
 from gateway.wire.surfaces import MESSAGES, RESPONSES, SURFACES
 
 log = logging.getLogger(__name__)
@@ -318,7 +318,8 @@ async def open_services(
     sealing = periodic_sealing(system_db, secret)
     sealing.start()
     stack.push_async_callback(sealing.close)
-    webhooks = open_webhooks(stack, secret, system_db, telemetry, allow_loopback=near)
+    mail_server = to_mail_server(settings.mail)
+    webhooks = open_deliveries(settings, resources, mail_server)
     models = await open_models(settings, resources, settlement, leases)
     start_bookkeeping(settings, resources, models)
     report = start_cache_report(resources)
@@ -359,12 +360,26 @@ async def open_services(
         cache_report=report,
         request_log=request_log,
         trusted_proxies=Networks.of(settings.trusted_proxies),
-        mailer=Mailer(to_mail_server(settings.mail)),
+        mailer=Mailer(mail_server),
     )
     services.configuration = LiveConfiguration(
         settings, resources=resources, services=services, models=models, leases=leases, auth=auth
     )
     return services
+
+
+def open_deliveries(
+    settings: Settings, resources: Resources, mail_server: MailServer | None
+) -> Webhooks:
+    return open_webhooks(
+        resources.stack,
+        resources.secret,
+        resources.system_db,
+        resources.telemetry,
+        allow_loopback=settings.egress_to_loopback,
+        mail_server=mail_server,
+        public_url=settings.issuer,
+    )
 
 
 def to_mail_server(config: MailConfig | None) -> MailServer | None:

@@ -28,7 +28,7 @@ from gateway.cli.installation.sealing import secret, vault
 from gateway.cli.installation.settings import config, doctor, reload
 from gateway.cli.mcp.servers import mcp
 from gateway.cli.money.billing import billing, reconcile
-from gateway.cli.money.budgets import alerts, budgets
+from gateway.cli.money.budgets import alerts, budgets, mails
 from gateway.cli.money.credits import credits
 from gateway.cli.money.invoices import invoices
 from gateway.cli.money.prices import prices
@@ -76,7 +76,7 @@ def main() -> None:
 
 SECTIONS = {
     "Start": ("up", "reload", "gateway", "engine", "migrate"),
-    "Look": ("status", "top", "logs", "usage", "costs", "alerts"),
+    "Look": ("status", "top", "logs", "usage", "costs", "alerts", "mails"),
     "Installation": ("doctor", "config", "models", "deadlines", "prices", "backup", "completion"),
     "Customers and keys": ("keys", "orgs", "projects", "users", "plans"),
     "Money": ("budgets", "credits", "invoices", "billing", "reconcile", "spool"),
@@ -292,8 +292,8 @@ async def migrate(settings: Settings) -> None:
 
 for group in (
     *(doctor, config, completion, reload, backup, logs, top, status, models, plans, webhooks, keys),
-    *(usage, costs, alerts, budgets, credits, invoices, audit, reconcile, spool, prices, billing),
-    *(orgs, projects, users, mcp, secret, vault, deadlines),
+    *(usage, costs, alerts, mails, budgets, credits, invoices, audit, reconcile, spool, prices),
+    *(billing, orgs, projects, users, mcp, secret, vault, deadlines),
 ):
     tollgate.add_command(group)
 

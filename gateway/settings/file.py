@@ -114,7 +114,7 @@ class RequestsConfig(Strict, frozen=True, kw_only=True):
 
 
 class MailConfig(Strict, frozen=True, kw_only=True):
-    """`[mail]`: the SMTP server by which invites and password links are sent."""
+    """`[mail]`: the SMTP server by which invites, password links and alerts are sent."""
 
     host: Annotated[str, Meta(min_length=1, max_length=253)]
     port: Annotated[int, Meta(ge=1, le=65_535)] = 587

@@ -45,6 +45,7 @@ users = sa.Table(
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("role", sa.Text, nullable=False),
     sa.Column("password_hash", sa.Text, nullable=True),
+    sa.Column("mail_choices", JSONB, nullable=False, server_default="{}"),
     moment_made(),
     moment("archived_at"),
     sa.UniqueConstraint("org_id", "id", name="users_org_id_id"),

@@ -1,2 +1,1 @@
-"""Sends events of an organization over HTTP to its endpoints: outbox, deliveries, retries,
-signatures."""
+"""Sends events of an organization over HTTP to its endpoints and by e-mail to its people."""

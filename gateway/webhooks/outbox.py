@@ -1,8 +1,8 @@
 """Turns what has happened into deliveries: each alert, each state that an invoice or a top-up
 entered, each batch that ended and each call that waits for a person, once, to each endpoint that
-asked. A row is marked in the transaction that writes its deliveries, under its lock: no crash loses
-it, and two gateways at once take different ones. Operators hear of an org's top-ups, too: they take
-its payment."""
+asked and, by e-mail, to each person whose role it is for. A row is marked in the transaction that
+writes its deliveries, under its lock: no crash loses it, and two gateways at once take different
+ones. Operators hear of an org's top-ups, too: they take its payment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from billing.invoices import outbox as transitions
 from gateway.batches import batches
 from gateway.mcp import approvals
 from gateway.tenancy.tables import orgs
-from gateway.webhooks.deliveries import add_deliveries, to_row
+from gateway.webhooks import mail_channel
+from gateway.webhooks.deliveries import QUEUE
+from gateway.webhooks.queue import add_deliveries, to_row
 from gateway.webhooks.tables import endpoints
 from gateway.wire.admin.webhook_events import (
     WebhookEvent,
@@ -40,9 +42,9 @@ class Occurrence(msgspec.Struct, frozen=True):
     """True if operators get the event, beside the org that it is about."""
 
 
-async def fan_out(db: AsyncEngine) -> int:
+async def fan_out(db: AsyncEngine, *, mails: bool = False) -> int:
     """Dispatch the oldest of each kind; return how many. `db`: of a role that sees every org's
-    rows."""
+    rows. mails: people are told by e-mail, too."""
     async with db.begin() as conn:
         raised = await alerts.undispatched(conn, BATCH)
         entered = await transitions.undispatched(conn, BATCH)
@@ -60,6 +62,8 @@ async def fan_out(db: AsyncEngine) -> int:
         if not found:
             return 0
         await _deliver(conn, found)
+        if mails:
+            await _mail(conn, found)
         await alerts.mark_dispatched(conn, [each.id for each in raised])
         await transitions.mark_dispatched(conn, [each.id for each in entered])
         await top_ups.mark_dispatched(conn, [each.id for each in asked])
@@ -80,10 +84,25 @@ async def _deliver(conn: AsyncConnection, found: Sequence[Occurrence]) -> None:
     )
     asked = list(await conn.execute(listening))
     rows = [
-        to_row(endpoint.org_id, endpoint.id, each.id, each.event)
+        to_row(QUEUE, endpoint.org_id, endpoint.id, each.id, each.event)
         for each in found
         for endpoint in asked
         if each.event.type in endpoint.event_types
         and (endpoint.org_id == each.org_id or (each.is_for_operators and endpoint.is_operator))
     ]
-    await add_deliveries(conn, rows)
+    await add_deliveries(conn, QUEUE, rows)
+
+
+async def _mail(conn: AsyncConnection, found: Sequence[Occurrence]) -> None:
+    people = await mail_channel.find_people(
+        conn,
+        (each.org_id for each in found),
+        operators=any(each.is_for_operators for each in found),
+    )
+    org_of = {each.id: each.org_id for each in people}
+    rows = [
+        to_row(mail_channel.QUEUE, org_of[user_id], user_id, each.id, each.event)
+        for each in found
+        for user_id in mail_channel.recipients(each.event, each.org_id, people)
+    ]
+    await add_deliveries(conn, mail_channel.QUEUE, rows)

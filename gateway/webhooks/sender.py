@@ -1,17 +1,19 @@
-"""Sends webhooks: one task in each gateway leases deliveries, signs and sends them, and records the
-outcome. An endpoint has one attempt at a time in a process, so one that hangs holds up only its
-own; of one org's endpoints a bounded number. Success is 2xx; of an answer only status and headers
-are read, and no redirect is followed. 410 disables the endpoint."""
+"""Sends what happened: one task in each gateway leases deliveries, of webhooks and of e-mails,
+tries them and records the outcome. A receiver has one attempt at a time in a process, so one that
+hangs holds up only its own; of one org's receivers a bounded number.
+
+Of webhooks success is 2xx; of an answer only status and headers are read, and no redirect is
+followed. 410 disables the endpoint."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from typing import Any, Protocol
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -24,25 +26,31 @@ from gateway.db import DATABASE_ERRORS
 from gateway.ids import uuid7
 from gateway.mcp import call_arguments as asked_arguments
 from gateway.net.egress import Egress, EgressError
+from gateway.net.mail import Mailer, MailServer
 from gateway.secret import Cipher, Secret, UnknownSecret
 from gateway.telemetry import Telemetry
-from gateway.webhooks import deliveries
-from gateway.webhooks.deliveries import (
+from gateway.webhooks import deliveries, mail_channel
+from gateway.webhooks.deliveries import LeasedDelivery
+from gateway.webhooks.endpoints import CIPHER_PURPOSE
+from gateway.webhooks.mail_channel import ChoiceLinks, MailChannel
+from gateway.webhooks.outbox import fan_out
+from gateway.webhooks.queue import (
     DEAD,
+    JITTER,
     LEASE_S,
+    PENDING,
     AttemptOutcome,
-    LeasedDelivery,
+    DeliveryQueue,
+    Draw,
+    LeasedRow,
     delay_s,
     end_attempt,
     lease,
+    sweep,
 )
-from gateway.webhooks.endpoints import CIPHER_PURPOSE
-from gateway.webhooks.outbox import fan_out
 from gateway.webhooks.standard_webhooks import headers
 
 log = logging.getLogger(__name__)
-JITTER = random.Random()
-"""A generator of its own: it neither follows nor disturbs a seed of the global one."""
 
 POLL_S = 1.0
 """An event is late by as much."""
@@ -59,34 +67,46 @@ OnOutcome = Callable[[str], None]
 """`delivered`, `failed` (it is tried again) or `dead`."""
 
 
+class Channel(Protocol):
+    """A way to deliver."""
+
+    @property
+    def queue(self) -> DeliveryQueue[Any]: ...
+    @property
+    def on_outcome(self) -> OnOutcome: ...
+
+    async def attempt(self, delivery: Any) -> AttemptOutcome:
+        """Try a delivery of the queue once."""
+        ...
+
+
 class Sender:
-    """The sender of one process. `db`: of a role that sees every org's rows. `wall_clock`: Unix
-    seconds. `draw`: a number between two, for the spread of attempts."""
+    """The sender of one process. `db`: of a role that sees every org's rows. `sends_mail`: people
+    are told of events, so one of `channels` is of e-mails. `wall_clock`: Unix seconds."""
 
     def __init__(
         self,
         db: AsyncEngine,
-        cipher: Cipher,
-        egress: Egress,
+        channels: Sequence[Channel],
         *,
-        on_outcome: OnOutcome = lambda outcome: None,
+        sends_mail: bool = False,
         lease_s: float = LEASE_S,
         poll_s: float = POLL_S,
         wall_clock: Callable[[], float] = time.time,
-        draw: Callable[[float, float], float] = JITTER.uniform,
     ) -> None:
-        self._db, self._cipher, self._egress = db, cipher, egress
-        self._on_outcome = on_outcome
+        self._db, self._channels, self._sends_mail = db, channels, sends_mail
         self._lease_s = lease_s
-        self._wall_clock, self._draw = wall_clock, draw
+        self._wall_clock = wall_clock
         self._id = uuid7().hex
-        self._sending: dict[asyncio.Task[None], LeasedDelivery] = {}
+        self._sending: dict[str, dict[asyncio.Task[None], LeasedRow]] = {
+            each.queue.name: {} for each in channels
+        }
         self._polling = Periodic(
-            "webhooks",
+            "deliveries",
             poll_s,
             self.poll,
             log=log,
-            failure="webhooks wait for Postgres",
+            failure="deliveries wait for Postgres",
             expected=DATABASE_ERRORS,
         )
         self._swept_at = time.monotonic()
@@ -97,61 +117,88 @@ class Sender:
     async def close(self) -> None:
         """Give up what is under way; its lease ends by itself, and somebody tries again."""
         await self._polling.close()
-        for task in list(self._sending):
+        for task in self._under_way():
             await end_tasks(task)
 
     async def poll(self) -> None:
         """Dispatch what happened, begin what is due. Raises: DATABASE_ERRORS."""
-        while await fan_out(self._db):
+        while await fan_out(self._db, mails=self._sends_mail):
             continue
-        room = MAX_CONCURRENT - len(self._sending)
-        if room > 0:
-            found = await lease(
-                self._db,
-                self._id,
-                limit=room,
-                per_org=MAX_PER_ORG,
-                under_way=list(self._sending.values()),
-                lease_s=self._lease_s,
-            )
-            for each in found:
-                self._begin(each)
+        for channel in self._channels:
+            await self._begin_due(channel)
         if time.monotonic() - self._swept_at >= SWEEP_INTERVAL_S:
             self._swept_at = time.monotonic()
-            for _ in range(await deliveries.sweep(self._db)):
-                self._on_outcome(DEAD)
+            for channel in self._channels:
+                for _ in range(await sweep(self._db, channel.queue)):
+                    channel.on_outcome(DEAD)
             await alerts.sweep(self._db)
             await asked_arguments.forget_late(self._db, self._wall_clock())
             await unusual_spend.watch(self._db, datetime.fromtimestamp(self._wall_clock(), UTC))
 
     async def drain(self) -> None:
         """Wait until what is under way has ended."""
-        while self._sending:
-            await asyncio.wait(list(self._sending))
+        while tasks := self._under_way():
+            await asyncio.wait(tasks)
 
-    def _begin(self, delivery: LeasedDelivery) -> None:
-        task = asyncio.create_task(self._send(delivery), name=f"webhook {delivery.id}")
-        self._sending[task] = delivery
-        task.add_done_callback(self._sending.pop)
+    def _under_way(self) -> list[asyncio.Task[None]]:
+        return [task for sending in self._sending.values() for task in sending]
 
-    async def _send(self, delivery: LeasedDelivery) -> None:
-        attempted = await self.attempt(delivery)
+    async def _begin_due(self, channel: Channel) -> None:
+        sending = self._sending[channel.queue.name]
+        room = MAX_CONCURRENT - len(sending)
+        if room <= 0:
+            return
+        found = await lease(
+            self._db,
+            channel.queue,
+            self._id,
+            limit=room,
+            per_org=MAX_PER_ORG,
+            under_way=list(sending.values()),
+            lease_s=self._lease_s,
+        )
+        for each in found:
+            task = asyncio.create_task(self._send(channel, each), name=f"delivery {each.id}")
+            sending[task] = each
+            task.add_done_callback(sending.pop)
+
+    async def _send(self, channel: Channel, delivery: LeasedRow) -> None:
         try:
-            state = await end_attempt(self._db, self._id, delivery, attempted)
+            attempted = await channel.attempt(delivery)
+            state = await end_attempt(self._db, channel.queue, self._id, delivery, attempted)
         except DATABASE_ERRORS as error:
             # The lease ends, and it is sent once more.
             log.warning("delivery %s not written down (%s)", delivery.id, type(error).__name__)
             return
         if state is not None:
-            self._on_outcome("failed" if state == deliveries.PENDING else state)
+            channel.on_outcome("failed" if state == PENDING else state)
         if state == DEAD:
-            log.warning("delivery %s to %s given up", delivery.id, delivery.endpoint_id)
+            log.warning("delivery %s to %s given up", delivery.id, delivery.receiver_id)
+
+
+class WebhookChannel:
+    """Signs events and posts them to endpoints. `wall_clock`: Unix seconds."""
+
+    queue = deliveries.QUEUE
+
+    def __init__(
+        self,
+        cipher: Cipher,
+        egress: Egress,
+        *,
+        on_outcome: OnOutcome = lambda outcome: None,
+        wall_clock: Callable[[], float] = time.time,
+        draw: Draw = JITTER.uniform,
+    ) -> None:
+        self._cipher, self._egress = cipher, egress
+        self.on_outcome = on_outcome
+        self._wall_clock, self._draw = wall_clock, draw
 
     async def attempt(self, delivery: LeasedDelivery) -> AttemptOutcome:
         try:
             secrets = self._open(delivery)
         except (UnknownSecret, InvalidTag) as error:
-            log.error("the secret of %s does not open: %r", delivery.endpoint_id, error)
+            log.error("the secret of %s does not open: %r", delivery.receiver_id, error)
             return self._failed(delivery, None, "its secret cannot be read")
         body = delivery.body.encode()
         signed = headers(secrets, delivery.event_id, int(self._wall_clock()), body)
@@ -169,7 +216,7 @@ class Sender:
     def _failed(
         self, delivery: LeasedDelivery, status: int | None, why: str, retry_after: str | None = None
     ) -> AttemptOutcome:
-        retry_in_s = delay_s(delivery.attempts, retry_after, self._draw)
+        retry_in_s = delay_s(delivery.attempts, self._draw, retry_after=retry_after)
         return AttemptOutcome(status=status, failure=why, retry_in_s=retry_in_s)
 
     def _open(self, delivery: LeasedDelivery) -> list[str]:
@@ -177,16 +224,18 @@ class Sender:
         sealed = [(delivery.secret_sealed, delivery.secret_id)]
         if delivery.older_secret_sealed is not None and delivery.older_secret_id is not None:
             sealed.append((delivery.older_secret_sealed, delivery.older_secret_id))
-        context = delivery.endpoint_id.encode()
+        context = delivery.receiver_id.encode()
         return [self._cipher.open(data, context, key_id).decode() for data, key_id in sealed]
 
 
 class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
-    """The webhook services that routes need."""
+    """The services of deliveries that routes need."""
 
     secrets: Cipher
     """The cipher of the endpoints' signing secrets."""
     allow_loopback: bool
+    choice_links: ChoiceLinks
+    """The links in e-mails by which their readers choose what they are sent."""
 
 
 def open_webhooks(
@@ -196,9 +245,13 @@ def open_webhooks(
     telemetry: Telemetry,
     *,
     allow_loopback: bool,
+    mail_server: MailServer | None,
+    public_url: str,
 ) -> Webhooks:
-    """Open webhooks. allow_loopback: for development, send to receivers on this machine."""
+    """Open webhooks and e-mails. allow_loopback: for development, send to receivers on this
+    machine."""
     secrets = Cipher(secret, CIPHER_PURPOSE)
+    links = ChoiceLinks(Cipher(secret, mail_channel.CIPHER_PURPOSE), public_url)
     egress = Egress(
         allow_loopback=allow_loopback,
         per_host=MAX_CONCURRENT,
@@ -206,12 +259,23 @@ def open_webhooks(
         wait_s=WAIT_S,
     )
     stack.callback(egress.close)
-    sender = Sender(
-        system_db,
-        secrets,
-        egress,
-        on_outcome=lambda outcome: telemetry.webhook_attempts.labels(outcome).inc(),
-    )
+    channels: list[Channel] = [
+        WebhookChannel(
+            secrets,
+            egress,
+            on_outcome=lambda outcome: telemetry.webhook_attempts.labels(outcome).inc(),
+        )
+    ]
+    if mail_server is not None:
+        channels.append(
+            MailChannel(
+                system_db,
+                Mailer(mail_server, at_once=MAX_CONCURRENT),
+                links,
+                on_outcome=lambda outcome: telemetry.mail_attempts.labels(outcome).inc(),
+            )
+        )
+    sender = Sender(system_db, channels, sends_mail=mail_server is not None)
     sender.start()
     stack.push_async_callback(sender.close)
-    return Webhooks(secrets=secrets, allow_loopback=allow_loopback)
+    return Webhooks(secrets=secrets, allow_loopback=allow_loopback, choice_links=links)

@@ -1,5 +1,6 @@
 """Makes the endpoints that the settings name (`[[webhook]]`): the settings are the truth, the table
-is their copy, and nobody changes them elsewhere."""
+is their copy, and nobody changes them elsewhere. One whose receiver answered 410 is sent nothing
+until the settings are read anew."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ async def sync_endpoints(
     conn: AsyncConnection, cipher: Cipher, wanted: Sequence[SettingsEndpoint]
 ) -> None:
     """Make the table say what `wanted` says: one that is gone from it is archived, one that comes
-    back goes on. Raises: InvalidField, for an organization that does not exist."""
+    back, or was disabled, goes on. Raises: InvalidField, for an organization that is not there."""
     columns = (*COLUMNS, endpoints.c.secret_sealed, endpoints.c.secret_id)
     kept = sa.select(*columns).where(endpoints.c.settings_name.is_not(None)).with_for_update()
     rows = (await conn.execute(kept.order_by(endpoints.c.org_id, endpoints.c.id))).all()
@@ -123,6 +124,7 @@ def _differing(cipher: Cipher, wanted: SettingsEndpoint, row: sa.Row[Any]) -> di
         "url": written.url,
         "event_types": sorted(set(written.event_types)),
         "archived_at": None,
+        "disabled_at": None,
     }
     values = {name: value for name, value in values.items() if getattr(row, name) != value}
     before = cipher.open(row.secret_sealed, row.id.encode(), row.secret_id).decode()

@@ -1,5 +1,5 @@
 """Defines the tables of webhooks: endpoints, which are archived and never deleted, and deliveries
-to them."""
+to them; and that of e-mails to people."""
 
 from __future__ import annotations
 
@@ -32,23 +32,29 @@ endpoints = sa.Table(
     moment("archived_at"),
 )
 
-deliveries = sa.Table(
-    "webhook_deliveries",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
-    text("org_id"),
-    text("endpoint_id"),
-    text("event_id"),
-    text("event_type"),
-    text("body"),
-    sa.Column("state", sa.Text, nullable=False, server_default="pending"),
-    sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
-    moment_made("due_at"),
-    moment("expires_at", nullable=False),
-    text("leased_by", nullable=True),
-    moment("leased_until"),
-    sa.Column("status", sa.SmallInteger, nullable=True),
-    text("failure", nullable=True),
-    moment_made(),
-    moment("ended_at"),
-)
+
+def _deliveries(name: str, receiver: str) -> sa.Table:
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("id", sa.Text, primary_key=True),
+        text("org_id"),
+        text(receiver),
+        text("event_id"),
+        text("event_type"),
+        text("body"),
+        sa.Column("state", sa.Text, nullable=False, server_default="pending"),
+        sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
+        moment_made("due_at"),
+        moment("expires_at", nullable=False),
+        text("leased_by", nullable=True),
+        moment("leased_until"),
+        sa.Column("status", sa.SmallInteger, nullable=True),
+        text("failure", nullable=True),
+        moment_made(),
+        moment("ended_at"),
+    )
+
+
+deliveries = _deliveries("webhook_deliveries", "endpoint_id")
+mails = _deliveries("mail_deliveries", "user_id")

@@ -8,9 +8,10 @@ from urllib.parse import quote
 
 import click
 
+from gateway.cli.shared.listing import listing
 from gateway.cli.shared.stored import ASSIGNMENTS, read_assignments
-from gateway.cli.shared.tables import Column, Output, show, with_output
-from gateway.cli.shared.target import ROWS, Gateway, GatewayError, examples, with_gateway
+from gateway.cli.shared.tables import Column
+from gateway.cli.shared.target import Gateway, GatewayError, examples, with_gateway
 
 PLANS, WEBHOOKS = "/v1/admin/plans", "/v1/admin/webhooks"
 NOT_LIMITS = ("object", "name", "read_only", "created_at", "archived_at")
@@ -33,17 +34,13 @@ def plans() -> None:
 
 
 @plans.command("list", epilog=examples("tollgate plans list", "tollgate plans list --json"))
-@with_gateway
-@with_output
-@ROWS
-async def list_plans(gateway: Gateway, rows: int, output: Output) -> None:
+@listing(PLANS, PLAN_COLUMNS, empty="There is no plan.")
+def list_plans(rows: list[dict[str, Any]]) -> None:
     """List the plans and their limits."""
-    found = await gateway.rows(PLANS, rows)
-    for each in found:
+    for each in rows:
         limits = (f"{k}={v}" for k, v in each.items() if k not in NOT_LIMITS and v is not None)
         each["limits"] = " ".join(limits)
         each["from"] = "file" if each["read_only"] else "database"
-    show(found, PLAN_COLUMNS, output, empty="There is no plan.")
 
 
 @plans.command(
@@ -91,13 +88,9 @@ def webhooks() -> None:
 
 
 @webhooks.command("list", epilog=examples("tollgate webhooks list", "tollgate webhooks list --csv"))
-@with_gateway
-@with_output
-@ROWS
-async def list_webhooks(gateway: Gateway, rows: int, output: Output) -> None:
+@listing(WEBHOOKS, WEBHOOK_COLUMNS, empty="Events are sent nowhere.")
+def list_webhooks(_rows: list[dict[str, Any]]) -> None:
     """List the endpoints."""
-    found = await gateway.rows(WEBHOOKS, rows)
-    show(found, WEBHOOK_COLUMNS, output, empty="Events are sent nowhere.")
 
 
 @webhooks.command(

@@ -1,4 +1,5 @@
-"""`tollgate budgets` and `tollgate alerts`: what may be spent, what is, and what was reached."""
+"""`tollgate budgets`, `alerts` and `mails`: what may be spent, what is, what was reached, and who
+was told."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 
 import click
 
+from gateway.cli.shared.listing import listing
 from gateway.cli.shared.tables import Column, Output, show, to_money, with_output
 from gateway.cli.shared.target import (
     OTHER_ORG,
@@ -42,6 +44,18 @@ ALERT_COLUMNS = (
     Column("LIMIT", "limit", "number", show=lambda row: quantity(row["limit"])),
     Column("PERIOD", "period", gives_way=True),
     Column("REASON", "reason", gives_way=True),
+    Column("ID", "id", "id", gives_way=True),
+)
+
+
+MAIL_COLUMNS = (
+    Column("WHEN", "created_at", "time", show=lambda row: to_minute(row["created_at"])),
+    Column("EVENT", "event_type"),
+    Column("USER", "user_id", "id"),
+    Column("STATE", "state"),
+    Column("TRIES", "attempts", "number", gives_way=True),
+    Column("CODE", "last_status", "number", gives_way=True),
+    Column("FAILURE", "last_failure", gives_way=True),
     Column("ID", "id", "id", gives_way=True),
 )
 
@@ -192,16 +206,24 @@ def one_of(rows: list[dict[str, Any]], named: str, what: str) -> dict[str, Any]:
 
 
 @click.command(epilog=examples("tollgate alerts", "tollgate alerts --limit 5 --json"))
-@with_gateway
-@with_output
-@ROWS
-async def alerts(gateway: Gateway, rows: int, output: Output) -> None:
+@listing("/v1/admin/alerts", ALERT_COLUMNS, empty="Nothing was reached.", newest_first=True)
+def alerts(_rows: list[dict[str, Any]]) -> None:
     """List the thresholds of budgets, credits and limits that were reached.
 
     The newest stand first.
     """
-    found = await gateway.rows("/v1/admin/alerts", rows, order="desc")
-    show(found, ALERT_COLUMNS, output, empty="Nothing was reached.")
+
+
+@click.command(epilog=examples("tollgate mails", "tollgate mails --wide"))
+@listing(
+    "/v1/admin/mail-deliveries", MAIL_COLUMNS, empty="Nobody was sent mail.", newest_first=True
+)
+def mails(_rows: list[dict[str, Any]]) -> None:
+    """List the e-mails that tell people of events, and what became of each.
+
+    The newest stand first. What an SMTP server refuses for good, or not at all within a day, is
+    dead.
+    """
 
 
 def scope_of(row: Any) -> str:

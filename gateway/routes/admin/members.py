@@ -11,6 +11,7 @@ from typing import Any
 
 from litestar import Response
 
+from foundation.structs import given
 from gateway.auth.login.reset import make_reset, to_link
 from gateway.net.mail import invitation, password_link
 from gateway.routes.oauth.protected_resources import public_url
@@ -26,6 +27,7 @@ from gateway.routes.shared.resource import (
 from gateway.tenancy.members import invites as invite_verbs
 from gateway.tenancy.members import users as verbs
 from gateway.tenancy.members.invites import ProjectGrant
+from gateway.tenancy.members.mail_topics import choose_mail, topics_of
 from gateway.tenancy.members.users import User
 from gateway.wire.admin.tenant import (
     CreatedInviteView,
@@ -37,13 +39,19 @@ from gateway.wire.admin.tenant import (
 )
 from gateway.wire.shared.resource import view_of
 
+
+def show_user(user: User) -> UserView:
+    topics = topics_of(user.role, user.mail_choices, is_operator=True)
+    return view_of(UserView, user, mail={str(topic): sent for topic, sent in topics.items()})
+
+
 users = AdminResource[User](
     path="/v1/admin/users",
     id_name="user_id",
     tag="Users",
     change=needs("admin:members"),
     view=UserView,
-    show=lambda user: view_of(UserView, user),
+    show=show_user,
 )
 invites = AdminResource[CreatedInviteView](
     path="/v1/admin/invites", tag="Invites", change=needs("admin:members"), view=CreatedInviteView
@@ -53,7 +61,7 @@ retrieve = users.retrieve("One user and their role", verbs.get_user)
 
 
 @users.update(
-    "Give a user another role; their credentials have its power within a second", UserPatch
+    "Give a user another role, within a second, or choose what e-mail they are sent", UserPatch
 )
 async def update(request: AdminRequest, values: dict[str, Any]) -> User:
     async with request.announced(request.id) as conn:
@@ -61,7 +69,12 @@ async def update(request: AdminRequest, values: dict[str, Any]) -> User:
         request.check(found)
         if "role" in values and values["role"] != found.role:
             require_appoint(request.user, found.role, values["role"])
-            found = await verbs.change_role(conn, **request.where, **values, actor=request.actor)
+            role = values["role"]
+            found = await verbs.change_role(conn, **request.where, role=role, actor=request.actor)
+        if "mail" in values:
+            require_appoint(request.user, found.role)
+            chosen = given(values["mail"])
+            found = await choose_mail(conn, **request.where, choices=chosen, actor=request.actor)
     return found
 
 

@@ -18,6 +18,7 @@ from gateway.webhooks import deliveries as delivery_verbs
 from gateway.webhooks import endpoints as verbs
 from gateway.webhooks.deliveries import DeliveryRecord
 from gateway.webhooks.endpoints import EndpointOnce, EndpointRecord
+from gateway.webhooks.queue import PENDING
 from gateway.wire.admin.oauth_clients import SecretRotation
 from gateway.wire.admin.webhooks import (
     DeliveryState,
@@ -45,7 +46,7 @@ def to_wire(endpoint: EndpointRecord) -> WebhookEndpoint:
 
 
 def to_delivery(delivery: DeliveryRecord) -> WebhookDelivery:
-    waits = delivery.state == delivery_verbs.PENDING
+    waits = delivery.state == PENDING
     return view_of(
         WebhookDelivery,
         delivery,

@@ -42,6 +42,8 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     email: str
     name: str
     role: Role
+    mail_choices: dict[str, bool]
+    """The topics that they switched on or off (`mail_topics`)."""
     created_at: datetime
     archived_at: datetime | None
 

@@ -57,8 +57,22 @@ class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
     archived_at: int | None
 
 
+class MailChoices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The topics of e-mail to switch on or off; those left out stay as they are."""
+
+    budgets: bool | UnsetType = UNSET
+    credits: bool | UnsetType = UNSET
+    invoices: bool | UnsetType = UNSET
+    payments: bool | UnsetType = UNSET
+    approvals: bool | UnsetType = UNSET
+    batches: bool | UnsetType = UNSET
+    rate_limits: bool | UnsetType = UNSET
+    disputes: bool | UnsetType = UNSET
+
+
 class UserPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     role: Role | UnsetType = UNSET
+    mail: MailChoices | UnsetType = UNSET
 
 
 class UserView(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +81,9 @@ class UserView(msgspec.Struct, frozen=True, kw_only=True):
     email: str
     name: str
     role: Role
+    mail: dict[str, bool]
+    """The topics of e-mail that are for the role, and whether each is sent; `payments` is sent in
+    the operator's organization alone."""
     created_at: int
 
 

@@ -1,4 +1,4 @@
-"""/v1/admin/webhooks: what clients write and read.
+"""/v1/admin/webhooks and /mail-deliveries: what clients write and read.
 
 Moments are Unix seconds. A field that a change leaves out stays as it is.
 """
@@ -68,6 +68,26 @@ class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
     """When it is given up."""
     last_status: int | None
     """The status that answered the last attempt; null: no answer came."""
+    last_failure: str | None
+    created_at: int | None
+    ended_at: int | None
+
+
+class MailDelivery(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "mail_delivery"
+    id: str
+    user_id: str
+    event_id: str
+    event_type: str
+    state: str
+    """pending, delivered (the SMTP server took it), or dead: refused for good, or not taken within
+    a day."""
+    attempts: int
+    next_attempt_at: int | None
+    expires_at: int | None
+    """When it is given up."""
+    last_status: int | None
+    """The reply code of the SMTP server that refused the last attempt; null: there was none."""
     last_failure: str | None
     created_at: int | None
     ended_at: int | None

@@ -45,6 +45,7 @@ OPEN = {
     "/docs",
     "/docs/assets/{name:str}",
     "/invites/accept",
+    "/account/mail",
     "/passwords/reset",
     "/health/ready",
     "/metrics",

@@ -82,7 +82,7 @@ SYSTEM = {
     "vault.oauth.Consents.read": "asks nobody",
     "vault.oauth.Consents.start": "asks nobody",
     "vault.oauth.UpstreamTokens.exchanged": "asks nobody",
-    "webhooks.sender.Sender.attempt": "of the delivery that it is given",
+    "webhooks.mail_channel.MailChannel.attempt": "of the delivery that it is given",
     "mcp.admin.pins_admin.PinsAdmin.approve": "by verbs that are tried",
     "mcp.admin.pins_admin.PinsAdmin.compare": "of the definitions that it is given",
     "mcp.admin.pins_admin.PinsAdmin.known": "reads by a verb that is tried",

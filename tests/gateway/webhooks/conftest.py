@@ -19,7 +19,7 @@ from gateway.net.egress import Egress
 from gateway.secret import Cipher, Secret, SecretKey
 from gateway.tenancy.orgs import create_org
 from gateway.webhooks.endpoints import CIPHER_PURPOSE, EndpointOnce, create_endpoint
-from gateway.webhooks.sender import Sender
+from gateway.webhooks.sender import Sender, WebhookChannel
 
 SECRET = Secret(version=1, keys=(SecretKey(id="one", secret=base64.b64encode(b"s" * 32).decode()),))
 BOTH = ("budget.threshold_reached", "rate_limit.threshold_reached")
@@ -112,6 +112,7 @@ async def endpoint(
 
 
 MakeSender = Callable[..., Sender]
+CHANNEL_OPTIONS = ("on_outcome", "wall_clock", "draw")
 
 
 @pytest.fixture
@@ -120,7 +121,9 @@ async def make_sender(system_db: AsyncEngine, cipher: Cipher) -> AsyncIterator[M
 
     def make(timeout_s: float = 5.0, **options: Any) -> Sender:
         egress = Egress(allow_loopback=True, timeout_s=timeout_s)
-        sender = Sender(system_db, cipher, egress, **{"draw": lambda low, high: 1.0, **options})
+        of_channel = {name: options.pop(name) for name in CHANNEL_OPTIONS if name in options}
+        channel = WebhookChannel(cipher, egress, **{"draw": lambda low, high: 1.0, **of_channel})
+        sender = Sender(system_db, [channel], **options)
         made.append((sender, egress))
         return sender
 

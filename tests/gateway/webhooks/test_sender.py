@@ -23,9 +23,8 @@ from billing.alerts.alerts import CeilingUse, note_ceilings
 from gateway.audit.log import COMMAND_LINE
 from gateway.db import tenant
 from gateway.secret import Cipher
-from gateway.webhooks import deliveries
 from gateway.webhooks import sender as sending
-from gateway.webhooks.deliveries import MAX_RETRY_AFTER_S, lease, ping_endpoint, redeliver
+from gateway.webhooks.deliveries import QUEUE, ping_endpoint, redeliver
 from gateway.webhooks.endpoints import (
     EndpointOnce,
     archive_endpoint,
@@ -33,6 +32,7 @@ from gateway.webhooks.endpoints import (
     update_endpoint,
 )
 from gateway.webhooks.outbox import fan_out
+from gateway.webhooks.queue import MAX_RETRY_AFTER_S, lease, sweep
 from tests.gateway.webhooks.conftest import (
     OK,
     MakeSender,
@@ -321,9 +321,9 @@ async def test_what_nobody_could_send_expires_and_is_forgotten_after_a_month(
         one = "(SELECT min(id) FROM webhook_deliveries)"
         await conn.execute(sa.text(f"UPDATE webhook_deliveries SET {old} WHERE id = {one}"))
         await conn.execute(sa.text("UPDATE alerts SET occurred_at = now() - interval '91 days'"))
-    assert await deliveries.sweep(system_db) == 2
+    assert await sweep(system_db, QUEUE) == 2
     assert await states(db) == [("dead", 0, None)]
-    assert await deliveries.sweep(system_db) == 0
+    assert await sweep(system_db, QUEUE) == 0
     await alerts.sweep(system_db)
     assert await rows(db, "SELECT 1 FROM alerts UNION ALL SELECT 1 FROM ceiling_minutes") == []
 
@@ -361,11 +361,11 @@ async def test_one_org_takes_a_part_of_a_sender_and_one_endpoint_a_place(
     await reach(db, org_id, 85)
     while await fan_out(system_db):
         continue
-    first = await lease(system_db, "a", limit=3, per_org=4)
-    assert len({each.endpoint_id for each in first}) == 3
-    more = await lease(system_db, "a", limit=9, per_org=4, under_way=first)
-    assert len(more) == 1 and more[0].endpoint_id not in {each.endpoint_id for each in first}
-    assert await lease(system_db, "a", limit=9, per_org=4, under_way=[*first, *more]) == []
+    first = await lease(system_db, QUEUE, "a", limit=3, per_org=4)
+    assert len({each.receiver_id for each in first}) == 3
+    more = await lease(system_db, QUEUE, "a", limit=9, per_org=4, under_way=first)
+    assert len(more) == 1 and more[0].receiver_id not in {each.receiver_id for each in first}
+    assert await lease(system_db, QUEUE, "a", limit=9, per_org=4, under_way=[*first, *more]) == []
 
 
 KILLED = """
@@ -374,12 +374,13 @@ from gateway.secret import Cipher
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.net.egress import Egress
 from gateway.webhooks.endpoints import CIPHER_PURPOSE
-from gateway.webhooks.sender import Sender
+from gateway.webhooks.sender import Sender, WebhookChannel
 from tests.gateway.webhooks.conftest import SECRET
 
 async def main():
     db = create_engine(sys.argv[1], role=ROLE_SYSTEM)
-    sender = Sender(db, Cipher(SECRET, CIPHER_PURPOSE), Egress(allow_loopback=True), lease_s=2.0)
+    channel = WebhookChannel(Cipher(SECRET, CIPHER_PURPOSE), Egress(allow_loopback=True))
+    sender = Sender(db, [channel], lease_s=2.0)
     await sender.poll()
     await sender.drain()
 
@@ -443,7 +444,7 @@ async def test_an_outage_of_postgres_ends_no_sender(
 ) -> None:  # fmt: skip
     failed = []
 
-    async def away(*_: object) -> int:
+    async def away(*_: object, **__: object) -> int:
         if len(failed) < 2:
             failed.append(1)
             raise OSError
@@ -457,7 +458,7 @@ async def test_an_outage_of_postgres_ends_no_sender(
         while not receiver.received:
             await asyncio.sleep(0.01)
     await sender.close()
-    assert "webhooks wait for Postgres (OSError)" in caplog.text
+    assert "deliveries wait for Postgres (OSError)" in caplog.text
     assert json.loads(receiver.received[0].body)["type"] == "rate_limit.threshold_reached"
 
 

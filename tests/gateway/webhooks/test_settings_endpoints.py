@@ -16,7 +16,12 @@ from gateway.settings.file import SettingsError, WrittenWebhook
 from gateway.settings.load import load
 from gateway.tenancy.errors import InvalidField, ReadOnly
 from gateway.tenancy.orgs import create_org
-from gateway.webhooks.endpoints import CIPHER_PURPOSE, archive_endpoint, update_endpoint
+from gateway.webhooks.endpoints import (
+    CIPHER_PURPOSE,
+    archive_endpoint,
+    disable_endpoint,
+    update_endpoint,
+)
 from gateway.webhooks.settings_endpoints import read_endpoints, sync_endpoints
 from gateway.webhooks.tables import endpoints
 from tests.gateway.webhooks.conftest import SECRET
@@ -92,6 +97,24 @@ async def test_the_table_follows_the_settings(installed: Installed) -> None:
     assert back.id == first.id and back.archived_at is None
     made, *rest = await installed.actions()
     assert made == "webhook_endpoint.created" and "webhook_endpoint.archived" in rest
+
+
+async def test_one_whose_receiver_wanted_no_more_goes_on_when_the_settings_are_read_anew(
+    installed: Installed,
+) -> None:
+    await installed.take_up(installed.ops)
+    row = await installed.row()
+    async with installed.db.begin() as conn:
+        await disable_endpoint(
+            conn, org_id=installed.org_id, endpoint_id=row.id, actor=COMMAND_LINE
+        )
+    assert (await installed.row()).disabled_at is not None
+    await installed.take_up(installed.ops)
+    assert (await installed.row()).disabled_at is None
+    assert (await installed.actions())[-2:] == [
+        "webhook_endpoint.disabled",
+        "webhook_endpoint.updated",
+    ]
 
 
 async def test_nobody_changes_it_elsewhere(installed: Installed) -> None:

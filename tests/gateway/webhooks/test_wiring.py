@@ -30,7 +30,15 @@ async def test_what_is_spent_arrives_where_it_may_go(
     await cap(db, 1_000_000_000_000, org=org_id, period="month")
     attempt = an_attempt(org=org_id, prices={"output": Price("one", 250_000_000_125)})
     async with AsyncExitStack() as stack:
-        webhooks = open_webhooks(stack, SECRET, system_db, telemetry, allow_loopback=allow_loopback)
+        webhooks = open_webhooks(
+            stack,
+            SECRET,
+            system_db,
+            telemetry,
+            allow_loopback=allow_loopback,
+            mail_server=None,
+            public_url="http://localhost",
+        )
         made = await add_endpoint(db, webhooks.secrets, org_id, receiver.url)
         await ingest(system_db, [an_event(attempt, Quantities(output=2))])
         outcome = b'outcome="delivered"' if allow_loopback else b'outcome="failed"'

@@ -4,6 +4,7 @@ administration keeps to is tried by its walks."""
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 
 from billing.alerts.alerts import CeilingUse, note_ceilings
 from gateway.webhooks import endpoints
@@ -139,3 +140,34 @@ async def test_alerts_are_listed(world: World, org_id: str) -> None:
         "used": {"value": "60", "unit": "tokens"},
         "reason": None,
     }
+
+
+async def test_e_mails_are_listed_with_what_became_of_them(world: World, org_id: str) -> None:
+    row = sa.text("""
+        WITH person AS (
+            INSERT INTO users (id, org_id, email, name, role)
+            VALUES ('user_mailed', :org, 'ann@x.example', 'Ann', 'owner') RETURNING id
+        )
+        INSERT INTO mail_deliveries (id, org_id, user_id, event_id, event_type, body, state,
+            attempts, expires_at, status, failure, ended_at)
+        SELECT 'mail_1', :org, id, 'alert_1', 'credits.low', '{}', 'dead', 1, now(), 550,
+            'SMTPRecipientsRefused', now() FROM person
+    """)
+    async with world.db.begin() as conn:
+        await conn.execute(row, {"org": org_id})
+    [found] = (await world.call("GET", "/v1/admin/mail-deliveries?state=dead")).json()["data"]
+    assert all(found.pop(name) for name in ("expires_at", "created_at", "ended_at"))
+    assert found == {
+        "object": "mail_delivery",
+        "id": "mail_1",
+        "user_id": "user_mailed",
+        "event_id": "alert_1",
+        "event_type": "credits.low",
+        "state": "dead",
+        "attempts": 1,
+        "next_attempt_at": None,
+        "last_status": 550,
+        "last_failure": "SMTPRecipientsRefused",
+    }
+    waiting = await world.call("GET", "/v1/admin/mail-deliveries?state=pending")
+    assert waiting.json()["data"] == []

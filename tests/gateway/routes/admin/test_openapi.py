@@ -122,6 +122,7 @@ async def test_answers_match_their_schemas(world: World, document: dict[str, Any
         ("get", CAPS, CAPS, None),
         ("get", "/v1/admin/alerts", "/v1/admin/alerts", None),
         ("get", "/v1/admin/disputed-usage", "/v1/admin/disputed-usage", None),
+        ("get", "/v1/admin/mail-deliveries", "/v1/admin/mail-deliveries", None),
         ("get", "/v1/admin/cache-leases", "/v1/admin/cache-leases", None),
         ("post", WEBHOOKS, WEBHOOKS, HOOK),
         ("post", WEBHOOKS, WEBHOOKS, {**HOOK, "url": "http://169.254.169.254/"}),

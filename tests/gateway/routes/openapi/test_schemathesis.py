@@ -44,6 +44,7 @@ LEFT_OUT = {
     "/oauth/login": PAGE,
     "/oauth/logout": PAGE,
     "/oauth/passkeys/remove": PAGE,
+    "/account/mail": PAGE,
     "/passwords/reset": PAGE,
     "/oauth/assets/{name}": "a file of such a page",
     "/oauth/passkeys/register": SCRIPT,

@@ -99,6 +99,33 @@ async def test_an_admin_invites_with_any_role_and_changes_it(
     assert (await world.call("GET", one)).json() == changed.json()
 
 
+async def test_the_e_mail_of_a_user_is_chosen_for_them(world: World, org_id: str) -> None:
+    user_id = await make_user(world, org_id, "admin")
+    one = f"/v1/admin/users/{user_id}"
+    before = (await world.call("GET", one)).json()["mail"]
+    assert before == {
+        "approvals": True, "batches": False, "budgets": True, "credits": True, "disputes": False,
+        "rate_limits": False,
+    }  # fmt: skip
+    choice = {"mail": {"budgets": False, "rate_limits": True}}
+    changed = await world.call("PATCH", one, choice)
+    assert changed.json()["mail"] == before | choice["mail"]
+    wrong = await world.call("PATCH", one, {"mail": {"weather": True}})
+    assert wrong.status_code == 400 and wrong.json()["param"] == "mail.weather", wrong.text
+    assert (await world.call("GET", one)).json() == changed.json()
+
+
+async def test_nobody_silences_who_has_more_than_they_have(
+    world: World, org_id: str, project_id: str
+) -> None:
+    admin = await make_user(world, org_id, "admin")
+    owner = await make_user(world, org_id, "owner", "bob")
+    key = await key_of(world, project_id, admin, ["admin:members", "admin:read"])
+    body = {"mail": {"budgets": False}}
+    refused = await world.call("PATCH", f"/v1/admin/users/{owner}", body, key=key)
+    assert (refused.status_code, refused.json()["param"]) == (403, "role")
+
+
 async def test_nobody_gives_or_takes_more_than_they_have(
     world: World, org_id: str, project_id: str
 ) -> None:
