@@ -1,7 +1,7 @@
 """Keep e-mails to people of an organization until they are sent, and which of them they want.
 
-Revision ID: 0065
-Revises: 0064
+Revision ID: 0066
+Revises: 0065
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from alembic import op
 from migrations.online import add_column
 from migrations.walls import open_wall, protect
 
-revision = "0065"
-down_revision = "0064"
+revision = "0066"
+down_revision = "0065"
 branch_labels = None
 depends_on = None
 
