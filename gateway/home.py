@@ -25,6 +25,7 @@ MAX_SOCKET_PATH_BYTES = 103
 """sun_path has 108 bytes on Linux and 104 elsewhere, the final NUL included (unix(7))."""
 SHORT_SOCKET_ROOT = Path("/tmp")
 CONTROL_SOCKET = "control.sock"
+LONGEST_SOCKET = "engine-99999.sock"
 RECORD_SUFFIX = ".record"
 RECORD_NAME = re.compile(r"(?P<record>(?P<model>[^@]+)(?:@\d+)?\.record)(?:\.\d+\.lost)?")
 
@@ -76,6 +77,8 @@ class Home:
     def create(self, *, is_restored: bool = False) -> None:
         """Make the folders that a gateway writes to. `is_restored`: on behalf of a restore.
 
+        Where the path of sockets would be too long, this also makes the stand-in for their folder.
+
         Raises: RestoreUnfinished, OSError.
         """
         if not is_restored:
@@ -83,6 +86,9 @@ class Home:
         self.create_root()
         for folder in (self.run, self.logs, self.spool, self.usage):
             folder.mkdir(mode=0o700, exist_ok=True)
+        sockets = socket_folder(self.run, LONGEST_SOCKET)
+        if sockets != self.run:
+            make_private(sockets, os.geteuid(), os.getegid())
 
     def create_root(self) -> None:
         """Make the home itself, with nothing in it. Raises: OSError."""

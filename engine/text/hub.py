@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import ConfigError
+from engine.text import hub_weights
+from engine.text.hub_weights import MEGABYTE, Tell, Transfer
 
 log = logging.getLogger(__name__)
 
@@ -39,15 +41,33 @@ class FetchedModel(NamedTuple):
     commit: str
 
 
+class LineOnTerminal:
+    """Draws on stderr how far a download is, if that is a terminal."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._on_terminal = what, sys.stderr.isatty()
+
+    def __call__(self, now: Transfer) -> None:
+        if not self._on_terminal:
+            return
+        size = f"{now.done / MEGABYTE:.0f} of {now.total / MEGABYTE:.0f} MB"
+        end = "\n" if now.done >= now.total else ""
+        line = f"\r{self._what}: {now.done / now.total:4.0%}, {size}, {now.text()}\x1b[K{end}"
+        print(line, end="", file=sys.stderr, flush=True)
+
+
 def names_a_repository(model: str | Path) -> bool:
     """Whether `model` is `org/name` and no folder of that name is there."""
     return NAME.fullmatch(str(model)) is not None and not Path(model).exists()
 
 
-def fetch(name: str, *, revision: str | None = None, weights: bool = True) -> FetchedModel:
+def fetch(
+    name: str, *, revision: str | None = None, weights: bool = True, tell: Tell | None = None
+) -> FetchedModel:
     """The folder of `name` at `revision` (a branch, a tag or a commit; None: the default branch).
 
-    weights: False leaves them out: a gateway needs the texts alone. A commit that is in the cache
+    weights: False leaves them out: a gateway needs the texts alone. tell: it is called as bytes of
+    weights come, by any thread; None: on a terminal a line is drawn. A commit that is in the cache
     whole is taken from there without a word to the hub. While the hub cannot be reached, a branch
     is what it was last. Raises ConfigError: one line that says what is the matter.
     """
@@ -62,7 +82,7 @@ def fetch(name: str, *, revision: str | None = None, weights: bool = True) -> Fe
             return _cached(name, commit, weights)
         except errors.LocalEntryNotFoundError as error:
             log.debug("%s is not in the cache whole: %s", at, _one_line(error))
-        return _download(name, commit, weights)
+        return _download(name, commit, weights, tell or LineOnTerminal(at))
     except errors.GatedRepoError as error:
         what = f"{at} is gated: accept its terms on {hub}/{name} and set HF_TOKEN"
         raise ConfigError(what) from error
@@ -79,12 +99,11 @@ def fetch(name: str, *, revision: str | None = None, weights: bool = True) -> Fe
         ) from error
 
 
-def _download(name: str, commit: str, weights: bool) -> FetchedModel:
+def _download(name: str, commit: str, weights: bool, tell: Tell) -> FetchedModel:
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    if not sys.stderr.isatty():
-        disable_progress_bars()
+    disable_progress_bars()
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it would log every request
     began = time.monotonic()
     info = HfApi().model_info(name, revision=commit, files_metadata=True)
@@ -98,8 +117,12 @@ def _download(name: str, commit: str, weights: bool) -> FetchedModel:
             shards = _shards(Path(hf_hub_download(name, INDEX_FILE, revision=commit)))
         _check_there(f"{name}@{commit}", shards, frozenset(sizes))
         wanted |= set(shards)
+    else:
+        shards = []
     total = sum(sizes[file] for file in wanted)
     log.info("fetching %s@%s: %d files, %.2f GiB", name, commit, len(wanted), total / GIB)
+    if shards:
+        hub_weights.download(name, commit, {shard: sizes[shard] for shard in shards}, tell)
     exactly = [glob.escape(file) for file in sorted(wanted)]
     folder = snapshot_download(name, revision=commit, allow_patterns=exactly)
     log.info("%s@%s is complete after %.1f s", name, commit, time.monotonic() - began)

@@ -10,6 +10,7 @@ import sys
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -48,6 +49,9 @@ from gateway.cli.shared.command import (
 )
 from gateway.settings.file import Flags, SettingsError
 from gateway.settings.load import SavedSettings, Settings, is_text, load, restore
+
+if TYPE_CHECKING:
+    from gateway.processes.start_view import StartView
 
 ADDRESS = (
     click.option("--host", help="Address to listen on. Default: 127.0.0.1"),
@@ -154,8 +158,8 @@ def up(**flags: Flags) -> None:
         from gateway.processes.start_view import StartView
         from gateway.processes.supervisor import Supervisor
 
-    def read() -> Settings:
-        found = fetch_models(load(flags), weights=True)
+    def read(view: StartView | None = None) -> Settings:
+        found = fetch_models(load(flags), weights=True, view=view)
         check_models(found, weights=True)
         return found
 
@@ -167,17 +171,19 @@ def up(**flags: Flags) -> None:
         process=logs.SUPERVISOR,
         to=sys.stdout if found.logs.stdout else sys.stderr,
     )
-    settings = read()
+    if in_json:  # each line is one for whoever reads them
+        view = StartView(logging.getLogger("gateway").info)
+    else:
+        view = StartView(click.echo, on_terminal=sys.stdout.isatty())
 
-    async def supervise() -> None:
+    async def supervise(settings: Settings) -> None:
         await check_databases(settings)
-        if in_json:  # each line is one for whoever reads them
-            view = StartView(logging.getLogger("gateway").info)
-        else:
-            view = StartView(click.echo, on_terminal=sys.stdout.isatty())
         await Supervisor(settings, read, view).run()
 
-    run(supervise())
+    try:
+        run(supervise(read(view)))
+    finally:
+        view.close()
 
 
 @tollgate.command()
@@ -298,11 +304,13 @@ for group in (
     tollgate.add_command(group)
 
 
-def fetch_models(settings: Settings, *, weights: bool) -> Settings:
-    """Return the settings with a folder for every model that is named like one on a hub."""
+def fetch_models(settings: Settings, *, weights: bool, view: StartView | None = None) -> Settings:
+    """Return the settings with a folder for every model that is named like one on a hub. `view`:
+    what is downloaded is shown there; None: as lines."""
     from gateway.processes.model_downloads import with_folders
+    from gateway.processes.start_view import StartView
 
-    return with_folders(settings, weights=weights, say=click.echo)
+    return with_folders(settings, weights=weights, view=view or StartView(click.echo))
 
 
 add_examples(tollgate, "tollgate")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
+    from engine.text.hub_weights import Transfer
+
 WEIGHTS = "*.safetensors"
 IMPORTING, READING, WARMING, SERVING = "starts", "reads its weights", "warms up", "serves"
 LISTENS = "00010000"
@@ -37,6 +39,8 @@ FRAMES_S = 8
 BAR_CELLS = 24
 MIN_CELLS_WITH_BAR = 80
 NAME_CELLS = 10
+LINE_EVERY_S = 10.0
+"""A download has a line so often where nothing is drawn."""
 
 
 class StartView:
@@ -48,6 +52,8 @@ class StartView:
         self._display = display if display is not None and display.can_draw else None
         self._began: dict[str, float] = {}
         self._steps: dict[str, str] = {}
+        self._told = 0.0
+        """When the last line of a download was printed, in monotonic seconds."""
 
     def say(self, line: str) -> None:
         """Print a line, above the stages that are drawn."""
@@ -74,6 +80,22 @@ class StartView:
             self._print(f"Starting: {name}")
         else:
             self._display.begin(name)
+
+    def download(self, repository: str, now: Transfer) -> None:
+        """Show how far the download of a repository is, from any thread. Off a terminal: a line
+        when it begins, and then every few seconds."""
+        stage = download_of(repository)
+        if self._display is not None:
+            if stage not in self._began:
+                self.begin(stage)
+            self._display.step(stage, "", now.done, now.total, now.text())
+        elif stage not in self._began:
+            self._began[stage] = self._told = time.monotonic()
+            self._print(f"Starting: {stage}, {now.total / MEGABYTE:.0f} MB")
+        elif time.monotonic() - self._told >= LINE_EVERY_S:
+            self._told = time.monotonic()
+            size = f"{now.done / MEGABYTE:.0f} of {now.total / MEGABYTE:.0f} MB"
+            self._print(f"Starting: {stage}, {size}, {now.text()}")
 
     def step(self, name: str, step: str, done: int = 0, total: int = 0) -> None:
         """Show what a stage that has begun does now, and how many bytes of it are done."""
@@ -102,6 +124,11 @@ class StartView:
             self._display.close()
 
 
+def download_of(repository: str) -> str:
+    """Return the name of the stage in which a repository's weights are downloaded."""
+    return f"download of {repository}"
+
+
 class DrawnStage(msgspec.Struct, kw_only=True):
     name: str
     began: float
@@ -113,6 +140,8 @@ class DrawnStage(msgspec.Struct, kw_only=True):
     done: int = 0
     """Bytes, as `total` is; 0 of 0 where nothing is counted."""
     total: int = 0
+    note: str = ""
+    """This is said of the bytes, such as their rate."""
 
     def text(self, now: float, name_cells: int, width: int, *, ascii_only: bool) -> Text:
         """Return its line: a mark, the name, what it does, and for how long it has."""
@@ -137,6 +166,8 @@ class DrawnStage(msgspec.Struct, kw_only=True):
                 line.append(("." if ascii_only else "━") * (BAR_CELLS - full), style="bright_black")
             amount = f"{self.done / MEGABYTE:.0f} of {self.total / MEGABYTE:.0f} MB"
             line.append(f"  {amount}" if width >= MIN_CELLS_WITH_BAR else f" {part:.0%}")
+            if self.note:
+                line.append(f"  {self.note}", style="dim")
         seconds = (self.ended or now) - self.began
         shown = f"{seconds:.1f} s" if self.ended is not None else f"{seconds:.0f} s"
         line.append(f"  {shown}", style="dim")
@@ -178,10 +209,10 @@ class StageDisplay:
             )
             self._live.start(refresh=True)
 
-    def step(self, name: str, step: str, done: int, total: int) -> None:
+    def step(self, name: str, step: str, done: int, total: int, note: str = "") -> None:
         for stage in self._stages:
             if stage.name == name:
-                stage.step, stage.done, stage.total = step, done, total
+                stage.step, stage.done, stage.total, stage.note = step, done, total, note
 
     def end(self, name: str) -> None:
         for stage in self._stages:

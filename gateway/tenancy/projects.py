@@ -125,7 +125,11 @@ async def find_project(conn: AsyncConnection, *, org_id: str, name: str) -> Proj
     found = sa.select(projects).where(projects.c.org_id == org_id, projects.c.name == name)
     row = (await conn.execute(found.where(projects.c.archived_at.is_(None)))).one_or_none()
     if row is None:
-        raise NotFound("project", f"no project {name!r} in organization {org_id!r}")
+        live = sa.select(projects.c.name).where(projects.c.org_id == org_id)
+        live = live.where(projects.c.archived_at.is_(None)).order_by(projects.c.id).limit(5)
+        others = ", ".join(map(repr, (await conn.scalars(live)).all()))
+        there = f"it has {others}" if others else "it has none yet"
+        raise NotFound("project", f"no project {name!r} in the organization; {there}")
     return Project(**row._mapping)
 
 

@@ -43,7 +43,6 @@ def new_customer(stack: Stack, *options: str) -> Customer:
     stack.wait_ready()
     name = f"org-{time.monotonic_ns()}"
     org = json.loads(stack.run("orgs", "create", "--json", "--name", name))
-    stack.run("projects", "create", "--name", "default", "--org", name)
     of_org = ("--name", name, "--org", name, *options)
     key = json.loads(stack.run("keys", "create", "--json", *of_org))
     return Customer(org_id=org["id"], key_id=key["id"], key=key["key"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
+
 from tests.stack import Stack
 
 
@@ -35,6 +37,32 @@ def test_what_was_called_is_counted_costs_and_is_seen_to_run(stack: Stack) -> No
     (served,) = rows(stack, "models", "list")
     assert served["id"] == "penny" and served["available"]
     assert rows(stack, "status")[0]["status"] in ("ready", "degraded")
+
+
+def test_an_operator_asks_for_what_another_organization_used_and_others_may_not(
+    stack: Stack,
+) -> None:
+    org = json.loads(stack.run("orgs", "create", "--name", "seen", "--json"))
+    key = json.loads(stack.run("keys", "create", "--json", "--name", "shop", "--org", "seen"))
+    made = ("keys", "create", "--json", "--name", "admin", "--org", "seen")
+    theirs = json.loads(stack.run(*made, "--scope", "admin:*", "--scope", "usage:read"))["key"]
+    with stack.client(api_key=key["key"]) as client:
+        client.chat.completions.create(
+            model="penny", messages=[{"role": "user", "content": "Hello!"}], max_tokens=8
+        )
+    stack.wait_booked()
+    (used,) = rows(stack, "usage", "today", "--by", "key", "--org", "seen")
+    assert (used["api_key_name"], used["num_model_requests"]) == ("shop", 1)
+    (cost,) = rows(stack, "costs", "--by", "project", "--org", "seen")
+    assert cost["project_name"] == "default" and cost["amount_usd"] > 0
+    for path in ("usage/completions", "costs"):
+        refused = httpx.get(
+            f"{stack.base_url}/v1/organization/{path}",
+            params={"start_time": 0, "org_id": org["id"]},
+            headers={"authorization": f"Bearer {theirs}"},
+            timeout=60,
+        )
+        assert refused.status_code == 403 and "operator" in refused.text
 
 
 def test_a_budget_is_set_changed_seen_and_lifted(stack: Stack) -> None:

@@ -196,8 +196,8 @@ def state_of(key: KeyRow) -> str:
 async def rotate(settings: Settings, named: str, grace_s: int | None, as_json: bool) -> None:
     """Give a key another secret, and print it.
 
-    It is shown only this once; the old one stays valid for a while. KEY: its id, or the ending that
-    `list` shows of it.
+    It is shown only this once; the old one stays valid for a while. KEY: its id, the ending that
+    `list` shows of it, or its name where no other key has it.
     """
     from gateway.audit.log import COMMAND_LINE
     from gateway.secret import Secret
@@ -227,7 +227,7 @@ async def rotate(settings: Settings, named: str, grace_s: int | None, as_json: b
 async def revoke(settings: Settings, named: str) -> None:
     """Take a key back; every worker refuses it within a second.
 
-    KEY: its id, or the ending that `list` shows of it.
+    KEY: its id, the ending that `list` shows of it, or its name where no other key has it.
     """
     from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy.keys.keys import find_named_key, revoke_key

@@ -63,14 +63,29 @@ def orgs() -> None:
 @orgs.command("create")
 @with_settings
 @with_options(JSON, NAME, PLAN)
-async def create_org(settings: Settings, name: str, plan: str | None, as_json: bool) -> None:
-    """Create an organization; it needs a project before it can have keys."""
+@click.option(
+    "--project",
+    default="default",
+    show_default=True,
+    help="Name of its first project, which its keys belong to.",
+)
+async def create_org(
+    settings: Settings, name: str, plan: str | None, project: str, as_json: bool
+) -> None:
+    """Create an organization with a project, so that it can have keys."""
     from gateway.audit.log import COMMAND_LINE
     from gateway.tenancy import orgs as org_verbs
+    from gateway.tenancy import projects as project_verbs
 
     async with connections(settings) as (db, _), db.begin() as conn:
         made = await org_verbs.create_org(conn, name=name, plan=plan, actor=COMMAND_LINE)
-    click.echo(to_json(made) if as_json else f"{made.id} is organization {made.name}.")
+        await project_verbs.create_project(
+            conn, org_id=made.id, name=project, plan=None, actor=COMMAND_LINE
+        )
+    if as_json:
+        click.echo(to_json(made))
+        return
+    click.echo(f"{made.id} is organization {made.name}, with project {project}.")
 
 
 @orgs.command("list")

@@ -13,7 +13,9 @@ import click
 from gateway.cli.shared.listing import listing
 from gateway.cli.shared.tables import Column, Output, show, to_money, with_output
 from gateway.cli.shared.target import (
+    KEYS,
     OTHER_ORG,
+    PROJECTS,
     ROWS,
     Gateway,
     GatewayError,
@@ -26,12 +28,13 @@ CAPS = "/v1/admin/spend-caps"
 PERIODS = {"day": "today", "month": "this month"}
 SCOPES = ("project_id", "key_id", "model", "tag")
 COLUMNS = (
-    Column("OF", "of", "id"),
+    Column("OF", "of_name"),
     Column("PER", "period"),
     Column("USD", "amount_usd", "number", show=lambda row: to_money(row["amount_usd"])),
     Column("SPENT", "spent_usd", "number", show=lambda row: to_money(row["spent_usd"])),
     Column("HARD", "hard", gives_way=True),
     Column("ID", "id", "id"),
+    Column("OF ID", "of", "id", gives_way=True),
 )
 
 
@@ -80,19 +83,27 @@ def budgets() -> None:
 async def list_(gateway: Gateway, org: str | None, rows: int, output: Output) -> None:
     """List the budgets, and what is spent of those of an organization, a project or a key.
 
-    Spent is what the books have of the day or the month that runs; it is not shown of another
-    organization than that of the key.
+    Spent is what the books have of the day or the month that runs.
     """
     org_id = await gateway.org_id(org)
     found = await gateway.rows(CAPS, rows, org_id=org_id)
-    spent = {} if org_id is not None else await spending(gateway, found)
+    spent = await spending(gateway, found, org_id)
+    names: dict[str, str] = {}
+    for path, scope in ((PROJECTS, "project_id"), (KEYS, "key_id")):
+        if any(cap[scope] for cap in found):
+            names |= await gateway.names(path, "name", org_id=org_id)
     for cap in found:
         cap["of"] = next((cap[each] for each in SCOPES if cap[each]), cap["org_id"])
+        kind = "organization" if cap["scope"] == "org" else cap["scope"]
+        name = "" if cap["scope"] == "org" else names.get(cap["of"], cap["of"])
+        cap["of_name"] = f"{kind} {name}".rstrip()
         cap["spent_usd"] = spent.get(cap["id"])
     show(found, COLUMNS, output, empty="There is no budget: nothing bounds what is spent.")
 
 
-async def spending(gateway: Gateway, caps: Iterable[dict[str, Any]]) -> dict[str, str]:
+async def spending(
+    gateway: Gateway, caps: Iterable[dict[str, Any]], org_id: str | None
+) -> dict[str, str]:
     """Return what is spent of each cap, by its id, where a report of costs can tell."""
     spent: dict[str, str] = {}
     reports: dict[str, list[dict[str, Any]]] = {}
@@ -105,6 +116,7 @@ async def spending(gateway: Gateway, caps: Iterable[dict[str, Any]]) -> dict[str
             answer = await gateway.get(
                 "/v1/organization/costs",
                 **span.to_query(),
+                org_id=org_id,
                 group_by=["project_id", "api_key_id"],
                 limit=31,
             )
@@ -160,7 +172,7 @@ async def set_(
     an alert is raised.
     """
     org_id = await gateway.org_id(org)
-    scope = {"project_id": await gateway.project_id(project), **others}
+    scope = {"project_id": await gateway.project_id(project, org_id), **others}
     soft = soft or scope["model"] is not None or scope["tag"] is not None
     there = [
         cap

@@ -13,6 +13,7 @@ from gateway.cli.shared.times import to_day
 
 INVOICES = "/v1/admin/invoices"
 FILE = click.Path(path_type=Path, dir_okay=False)
+NONE_YET = "There is no invoice yet: an organization with a billing account gets one each month."
 FORMATS = ("pdf", "csv", "json", "tags", "focus", "parquet", "beancount", "hledger")
 ENDINGS = {"tags": "tags.csv", "focus": "focus.csv", "hledger": "journal"}
 COLUMNS = (
@@ -45,7 +46,7 @@ async def list_(gateway: Gateway, org: str | None, rows: int, output: Output) ->
     """List the invoices of an organization, newest first."""
     org_id = await gateway.org_id(org)
     found = await gateway.rows(INVOICES, rows, org_id=org_id, order="desc")
-    show(found, COLUMNS, output, empty="There is no invoice yet.")
+    show(found, COLUMNS, output, empty=NONE_YET)
 
 
 @invoices.command(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import os
 import re
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -118,8 +119,13 @@ def logs(
     files = LogFiles(folder)
     if number is None:
         number = None if request_id else DEFAULT_LINES
-    for record in newest(filter(wanted, files.all()), number):
+    found = newest(filter(wanted, files.all()), number)
+    for record in found:
         show(record, as_json)
+    if not found and not follow:
+        what = "tells of that request" if request_id else "is such a line"
+        click.echo(f"None {what} in {folder}: older lines may be gone ([logs] keep).", err=True)
+        sys.exit(1 if request_id else 0)
     try:
         while follow:
             time.sleep(POLL_S)

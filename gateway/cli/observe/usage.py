@@ -12,8 +12,15 @@ from typing import Any
 
 import click
 
-from gateway.cli.shared.tables import Column, Kind, Output, show, to_money, with_output
-from gateway.cli.shared.target import Gateway, examples, with_gateway
+from gateway.cli.shared.tables import Column, Output, show, to_money, with_output
+from gateway.cli.shared.target import (
+    KEYS,
+    OTHER_ORG,
+    PROJECTS,
+    Gateway,
+    examples,
+    with_gateway,
+)
 from gateway.cli.shared.times import Span, period, to_minute
 
 GROUPS = {
@@ -30,7 +37,14 @@ COST_GROUPS = {
     "user": "user_id",
     "key": "api_key_id",
 }
-IDS = ("project_id", "user_id", "api_key_id")
+LISTS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "project_id": (PROJECTS, ("name",), {"include_archived": True}),
+    "api_key_id": (KEYS, ("name",), {}),
+    "user_id": ("/v1/organization/users", ("email", "name"), {}),
+}
+"""A list tells the names of what is known by an id: its path, the fields of a name, the query."""
+OF_OWN_ORG = ("user_id",)
+"""These lists are of the organization of the key alone."""
 WIDTHS = {"day": "1d", "hour": "1h", "minute": "1m"}
 MOST_BUCKETS = {"1d": 31, "1h": 168, "1m": 1440}
 """The largest page of a usage report, by the width of its buckets (`billing.reports.usage`)."""
@@ -52,6 +66,7 @@ PROJECT = click.option(
     epilog=examples(
         "tollgate usage",
         "tollgate usage yesterday --by project",
+        "tollgate usage today --by key --org acme",
         "tollgate usage last 7d --per day",
     )
 )
@@ -69,9 +84,11 @@ PROJECT = click.option(
 @click.option("--per", type=click.Choice(list(WIDTHS)), help="A row for each. Default: one in all.")
 @click.option("--model", "models", multiple=True, help="Only of this model.")
 @PROJECT
+@OTHER_ORG
 async def usage(
     gateway: Gateway,
     span: Span,
+    org: str | None,
     groups: tuple[str, ...],
     per: str | None,
     models: tuple[str, ...],
@@ -86,15 +103,18 @@ async def usage(
     keys = [named(each, GROUPS) for each in groups]
     width = WIDTHS[per] if per else width_of(span)
     span = widened(span, width)
+    org_id = await gateway.org_id(org)
     query = {
+        "org_id": org_id,
         "group_by": keys,
         "models": list(models),
-        "project_ids": await ids_of(gateway, projects),
+        "project_ids": await ids_of(gateway, projects, org_id),
     }
     found = await buckets(
         gateway, "/v1/organization/usage/completions", span, width, MOST_BUCKETS[width], query
     )
     rows = summed(found, keys, [key for _, key in COUNTS], per is not None)
+    await add_names(gateway, rows, keys, org_id)
     columns = [*columns_of(keys, per is not None), *(Column(t, k, "number") for t, k in COUNTS)]
     tell(span, output)
     show(rows, columns, output, empty="Nothing was used.")
@@ -103,7 +123,7 @@ async def usage(
 @click.command(
     epilog=examples(
         "tollgate costs",
-        "tollgate costs 2026-11 --by project",
+        "tollgate costs 2026-11 --by project --org acme",
         "tollgate costs last month --per day",
     )
 )
@@ -120,9 +140,11 @@ async def usage(
 )
 @click.option("--per", type=click.Choice(["day"]), help="A row for each. Default: one in all.")
 @PROJECT
+@OTHER_ORG
 async def costs(
     gateway: Gateway,
     span: Span,
+    org: str | None,
     groups: tuple[str, ...],
     per: str | None,
     projects: tuple[str, ...],
@@ -134,11 +156,14 @@ async def costs(
     2026-11-01..2026-11-15.
     """
     keys, span = [named(each, COST_GROUPS) for each in groups], widened(span, "1d")
-    query = {"group_by": keys, "project_ids": await ids_of(gateway, projects)}
+    org_id = await gateway.org_id(org)
+    wanted = await ids_of(gateway, projects, org_id)
+    query = {"org_id": org_id, "group_by": keys, "project_ids": wanted}
     found = await buckets(gateway, "/v1/organization/costs", span, "1d", MOST_COST_BUCKETS, query)
     for _, result in found:
         result["amount_usd"] = Decimal(result["amount"]["value"])
     rows = summed(found, keys, ["amount_usd"], per is not None)
+    await add_names(gateway, rows, keys, org_id)
     columns = [
         *columns_of(keys, per is not None),
         Column("USD", "amount_usd", "number", show=lambda row: to_money(row["amount_usd"])),
@@ -149,8 +174,23 @@ async def costs(
         click.echo(f"In all {to_money(sum((row['amount_usd'] for row in rows), Decimal()))} USD")
 
 
-async def ids_of(gateway: Gateway, projects: Sequence[str]) -> list[str | None]:
-    return [await gateway.project_id(each) for each in projects]
+async def ids_of(gateway: Gateway, projects: Sequence[str], org_id: str | None) -> list[str | None]:
+    return [await gateway.project_id(each, org_id) for each in projects]
+
+
+async def add_names(
+    gateway: Gateway, rows: Sequence[dict[str, Any]], keys: Iterable[str], org_id: str | None
+) -> None:
+    """Put the name beside each id of a project, a key or a user, as far as the key may see it."""
+    for key in keys:
+        if key not in LISTS or not any(row[key] for row in rows):
+            continue
+        path, fields, query = LISTS[key]
+        known = {}
+        if org_id is None or key not in OF_OWN_ORG:
+            known = await gateway.names(path, *fields, **query, org_id=org_id)
+        for row in rows:
+            row[name_of(key)] = known.get(row[key], row[key])
 
 
 def named(group: str, known: dict[str, str]) -> str:
@@ -221,16 +261,24 @@ def summed(
 
 def columns_of(keys: Sequence[str], by_time: bool) -> list[Column]:
     start = Column("FROM", "start_time", "time", show=lambda row: to_minute(row["start_time"]))
-    return [*([start] if by_time else []), *(Column(title(key), key, kind(key)) for key in keys)]
+    columns = [start] if by_time else []
+    for key in keys:
+        if key in LISTS:
+            columns.append(Column(title(key), name_of(key)))
+            columns.append(Column(f"{title(key)} ID", key, "id", gives_way=True))
+        else:
+            columns.append(Column(title(key), key))
+    return columns
+
+
+def name_of(key: str) -> str:
+    """Return the field of the name of what is known by the id `key`."""
+    return f"{key.removesuffix('_id')}_name"
 
 
 def title(key: str) -> str:
     names = {"api_key_id": "KEY", "line_item": "ITEM", "service_tier": "TIER"}
     return names.get(key, key.removesuffix("_id").upper())
-
-
-def kind(key: str) -> Kind:
-    return "id" if key in IDS else "text"
 
 
 def tell(span: Span, output: Output) -> None:

@@ -34,6 +34,7 @@ TIMEOUT_S = 30.0
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """The bound on one answer that is kept in memory; documents go to a file piece by piece."""
 PAGE = 100
+PROJECTS, KEYS = "/v1/admin/projects", "/v1/admin/keys"
 DEFAULT_ROWS = 100
 ELSEWHERE = "--url, --port or --home names another"
 TARGET = (
@@ -246,21 +247,38 @@ class Gateway:
         problem = f"org: no organization {name!r}"
         return await self._id_of(name, "org_", "/v1/admin/orgs", problem)
 
-    async def project_id(self, name: str | None) -> str | None:
-        """Return the id of a project of the key's organization by its name or id; None for none.
+    async def project_id(self, name: str | None, org_id: str | None = None) -> str | None:
+        """Return the id of a project by its name or id, of the key's organization or of another;
+        None for none.
 
         Raises: GatewayError.
         """
-        problem = f"project: the key's organization has no project {name!r}; another's: by its id"
-        return await self._id_of(name, "proj_", "/v1/organization/projects", problem)
+        problem = f"project: the organization has no project {name!r}"
+        hint = "; --org names another organization" if org_id is None else ""
+        return await self._id_of(name, "proj_", PROJECTS, problem + hint, org_id=org_id)
 
-    async def _id_of(self, name: str | None, prefix: str, path: str, problem: str) -> str | None:
+    async def _id_of(
+        self, name: str | None, prefix: str, path: str, problem: str, **query: Any
+    ) -> str | None:
         if name is None or name.startswith(prefix):
             return name
-        for row in await self.rows(path, 100_000):
+        for row in await self.rows(path, 100_000, **query):
             if row.get("name") == name:
                 return str(row["id"])
         raise GatewayError(problem, status=2)
+
+    async def names(self, path: str, *fields: str, **query: Any) -> dict[str, str]:
+        """Return the names of a list's rows by their ids; none where the key may not read it.
+
+        Raises: GatewayError.
+        """
+        try:
+            found = await self.rows(path, 100_000, **query)
+        except GatewayError as error:
+            if error.http_status != 403:
+                raise
+            return {}
+        return {row["id"]: next(filter(None, map(row.get, fields)), row["id"]) for row in found}
 
     def strange(self, path: str) -> GatewayError:
         return GatewayError(f"{self.target.base}{path}: the answer is none of Tollgate", status=1)

@@ -46,7 +46,7 @@ from gateway.wire.admin.keys import (
     to_wire,
     to_wire_once,
 )
-from gateway.wire.shared.page_query import PageQuery
+from gateway.wire.shared.page_query import OrgPageQuery
 from gateway.wire.shared.resource import read_body
 
 MAX_REPORTS = 8
@@ -56,7 +56,7 @@ REPORTER = Actor(kind="system", id="leak-report")
 report_slots = asyncio.Semaphore(MAX_REPORTS)
 
 
-class KeyQuery(PageQuery):
+class KeyQuery(OrgPageQuery):
     project_id: str | None = None
 
 

@@ -13,7 +13,7 @@ from gateway.routes.shared.resource import AdminRequest, AdminResource
 from gateway.tenancy import projects as verbs
 from gateway.tenancy.projects import Project
 from gateway.wire.admin.tenant import NewProject, ProjectPatch, ProjectView
-from gateway.wire.shared.page_query import ArchivedPageQuery
+from gateway.wire.shared.page_query import ArchivedOrgPageQuery
 from gateway.wire.shared.resource import view_of
 
 projects = AdminResource[Project](
@@ -28,7 +28,7 @@ projects = AdminResource[Project](
 
 list_ = projects.list_all(
     "List the projects, with their plans",
-    ArchivedPageQuery,
+    ArchivedOrgPageQuery,
     select=lambda org_id, query: verbs.select_projects(org_id, archived=query.include_archived),
     row=Project,
 )

@@ -1,5 +1,6 @@
 """GET /v1/organization/usage/... and /v1/organization/costs: the bill, for the org of the key that
-asks. OpenAI's shapes; the sums are `billing.reports.usage`'s.
+asks, or for one that an operator names (`org_id`). OpenAI's shapes; the sums are
+`billing.reports.usage`'s.
 
 Of what OpenAI sells and nobody here does the usage is none: whole pages of empty buckets, so that a
 client which walks through all of it gets to its end.
@@ -22,6 +23,7 @@ from gateway.principal import SCOPE_USAGE_READ
 from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import RouteGroup
+from gateway.routes.shared.resource import org_of
 from gateway.wire.organization.usage import (
     NOT_SOLD,
     Bucket,
@@ -79,8 +81,9 @@ async def report_to(
 ) -> ReportPage[Row]:
     """Answer with what `report` says of the org, as the address asks for it."""
     options = msgspec.structs.asdict(parse_query(request.url.query, query))
+    org_id, _ = org_of(request.user, options.pop("org_id"))
     open_rows = partial(tenant, services(request).db)
-    return await report(open_rows, org=request.user.org_id, **options)
+    return await report(open_rows, org=org_id, **options)
 
 
 def to_usage(row: UsageRow) -> UsageResult:
@@ -132,6 +135,7 @@ def of_nothing(kind: str, query_type: type[ReportQuery]) -> HTTPRouteHandler:
     )
     async def usage(request: AuthenticatedRequest) -> Response[bytes]:
         query = parse_query(request.url.query, query_type)
+        org_of(request.user, query.org_id)
         report = await usage_report.nothing_used(**{name: getattr(query, name) for name in WINDOW})
         return page(report, to_usage)
 

@@ -301,8 +301,9 @@ def select_keys(org_id: str, *, project_id: str | None = None) -> sa.Select[Any]
 
 
 async def find_named_key(conn: AsyncConnection, named: str) -> tuple[str, str]:
-    """Return a key's id and its org, for who serves all orgs. `named`: the id, or an ending of it
-    that no other has, with what stands for the rest (`key_…`) or without. Raises: NotFound.
+    """Return a key's id and its org, for who serves all orgs. `named`: the id; an ending of it that
+    no other has, with what stands for the rest (`key_…`) or without; or the name of one key that
+    was not revoked. Raises: NotFound.
     """
     ending = named.removeprefix("key_").removeprefix("…").removeprefix("...")
     wanted = api_keys.c.id == named
@@ -313,7 +314,14 @@ async def find_named_key(conn: AsyncConnection, named: str) -> tuple[str, str]:
     if len(rows) > 1:
         raise NotFound("key", f"several keys end with {ending!r}: give the whole id")
     if not rows:
-        raise NotFound("key", f"no key {named!r}")
+        by_name = sa.select(api_keys.c.id, api_keys.c.org_id).where(
+            api_keys.c.name == named, api_keys.c.revoked_at.is_(None)
+        )
+        rows = (await conn.execute(by_name.limit(2))).all()
+    if len(rows) > 1:
+        raise NotFound("key", f"several keys are named {named!r}: give the id of one")
+    if not rows:
+        raise NotFound("key", f"no key {named!r}; `tollgate keys list` shows all")
     return rows[0].id, rows[0].org_id
 
 

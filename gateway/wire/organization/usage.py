@@ -19,6 +19,7 @@ from billing.ledger.tags import KEY_PATTERN
 from billing.money import to_decimal
 from billing.reports.window import BucketWidth
 from gateway.request_errors import BadField
+from gateway.wire.shared.page_query import OrgQuery
 from gateway.wire.shared.refusals import to_bad_value
 
 MAX_QUERY_FIELDS = 500
@@ -29,7 +30,9 @@ Number = Annotated[int, Meta(ge=0, le=2**40)]
 Filter = Annotated[list[str], Meta(max_length=MAX_FILTERS)]
 
 
-class ReportQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ReportQuery(OrgQuery):
+    """The window of a report, and what it is of."""
+
     start_time: Number
     end_time: Number | None = None
     limit: Number | None = None

@@ -36,3 +36,7 @@ class OrgPageQuery(PageQuery):
     """`org_id`: for operators, another org than their own."""
 
     org_id: OrgId | None = None
+
+
+class ArchivedOrgPageQuery(OrgPageQuery):
+    include_archived: bool = False

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -50,6 +51,9 @@ class Hub:
         """(method, path, range) of each request, in order."""
         self.cut_once: set[str] = set()
         """Files whose next download breaks off in the middle."""
+        self.stall_once: set[str] = set()
+        """Files whose next download stands still in the middle until whoever asked is gone."""
+        self.stalled = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.hub = self  # type: ignore[attr-defined]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
@@ -139,7 +143,13 @@ class _Handler(BaseHTTPRequestHandler):
             first = int(asked.removeprefix("bytes=").removesuffix("-"))
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
             status, content = 206, content[first:]
-        if self.command == "GET" and name in self.hub.cut_once:
+        if self.command == "GET" and name in self.hub.stall_once:
+            self.hub.stall_once.remove(name)
+            self._send(status, content, headers, cut_at=len(content) // 2)
+            self.hub.stalled.set()
+            with suppress(OSError):
+                self.connection.recv(1)
+        elif self.command == "GET" and name in self.hub.cut_once:
             self.hub.cut_once.remove(name)
             self._send(status, content, headers, cut_at=len(content) // 2)
         else:

@@ -18,6 +18,7 @@ import pytest
 from engine.text.hub import names_a_repository
 from engine.transport.client import EngineClient
 from tests.engine import checkpoints
+from tests.engine.peers import until
 from tests.engine.text.hub_server import FETCH, ROOT, Hub, run_fetch
 
 NAME = "acme/tiny-1.5B"
@@ -112,7 +113,27 @@ def test_a_cut_download_goes_on_where_it_broke(hub: Hub, tmp_path: Path) -> None
     assert files(folder_of(done)) == SINGLE
     asked = [r for method, path, r in hub.requests if method == "GET" and "model.safe" in path]
     assert asked[0] is None
-    assert asked[1:] == [f"bytes={10 * MIB}-"], "of the 12 MiB that came, what was written"
+    assert asked[1:] == [f"bytes={12 * MIB}-"]
+
+
+async def test_what_is_interrupted_goes_on_at_the_next_start(hub: Hub, tmp_path: Path) -> None:
+    hub.push(NAME, SINGLE)
+    hub.stall_once.add("model.safetensors")
+    first = subprocess.Popen(
+        [sys.executable, "-c", FETCH, NAME, "", "True"], cwd=ROOT, env=hub.environment(tmp_path)
+    )
+    try:
+        await until(hub.stalled.is_set, 60)
+        (part,) = tmp_path.rglob("*.part")
+        await until(lambda: part.stat().st_size > 8 * MIB)
+    finally:
+        first.kill()
+        first.wait()
+    came = part.stat().st_size
+    assert files(folder_of(run_fetch(hub.environment(tmp_path), NAME))) == SINGLE
+    asked = [r for method, path, r in hub.requests if method == "GET" and "model.safe" in path]
+    assert asked == [None, f"bytes={came}-"]
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_a_commit_stays_and_a_branch_moves(hub: Hub, tmp_path: Path) -> None:
@@ -219,7 +240,7 @@ def test_a_terminal_shows_progress(hub: Hub, tmp_path: Path) -> None:
         os.close(theirs)
         reader.join(60)
         os.close(ours)
-    assert b"100%|" in b"".join(shown)
+    assert b"100%, 25 of 25 MB, " in b"".join(shown)
 
 
 async def test_the_engine_serves_a_model_by_its_name(hub: Hub, tmp_path: Path) -> None:

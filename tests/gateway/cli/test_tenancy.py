@@ -34,18 +34,26 @@ def test_an_org_a_project_and_a_key_of_it(installed: dict[str, str]) -> None:
     assert (org["name"], org["plan"]) == ("acme", "gold") and org["id"].startswith("org_")
     made = invoke(installed, "projects", "create", "--name", "x", "--org", "acme")
     assert made.exit_code == 0 and made.stdout.endswith(" is project x of acme.\n")
-    (project,) = records(installed, "projects", "list", "--org", "acme")
+    first, project = records(installed, "projects", "list", "--org", "acme")
     assert made.stdout.startswith(project["id"]) and project["org_id"] == org["id"]
-    assert [each["name"] for each in records(installed, "projects", "list")] == ["default", "x"]
+    assert (first["name"], first["org_id"]) == ("default", org["id"])
     keys = ("keys", "create", "--name", "k", "--org", "acme", "--project", "x")
     (key,) = records(installed, *keys)
     assert (key["org_id"], key["project_id"]) == (org["id"], project["id"])
+    (key,) = records(installed, "keys", "create", "--name", "k", "--org", "acme")
+    assert key["project_id"] == first["id"]
+    absent = invoke(installed, "keys", "create", "--name", "k", "--org", "acme", "--project", "y")
+    assert absent.stderr.endswith("no project 'y' in the organization; it has 'default', 'x'\n")
     header, *lines = invoke(installed, "orgs", "list").stdout.splitlines()
     assert header.split() == ["ID", "CREATED", "PLAN", "NAME"]
     assert [line.split()[2:] for line in lines] == [["-", "default"], ["gold", "acme"]]
     header, *lines = invoke(installed, "projects", "list").stdout.splitlines()
     assert header.split() == ["ID", "CREATED", "PLAN", "ORG", "NAME"]
-    assert [line.split()[3:] for line in lines] == [["default", "default"], ["acme", "x"]]
+    assert [line.split()[3:] for line in lines] == [
+        ["default", "default"],
+        ["acme", "default"],
+        ["acme", "x"],
+    ]
 
 
 def test_plans_are_given_and_taken(installed: dict[str, str]) -> None:

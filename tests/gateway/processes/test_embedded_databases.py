@@ -7,6 +7,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -254,6 +255,21 @@ async def test_a_home_too_long_for_a_socket_gets_a_short_private_one(folder: Pat
     assert stat.S_IMODE(short.stat().st_mode) == 0o700
     assert len(os.fsencode(home.engine_socket(0))) <= MAX_SOCKET_PATH_BYTES
     shutil.rmtree(short)
+
+
+def test_a_home_with_a_long_path_has_a_private_folder_for_the_sockets_of_its_run(
+    folder: Path,
+) -> None:
+    home = Home(folder / ("long" * (MAX_SOCKET_PATH_BYTES // 4)))
+    home.create()
+    sockets = (home.engine_socket(0), home.engine_socket(1234), home.control_socket)
+    try:
+        for path in sockets:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(path))
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    finally:
+        shutil.rmtree(home.control_socket.parent)
 
 
 def test_a_stranger_cannot_prepare_the_socket_folder(folder: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.processes.model_downloads import with_folders
+from gateway.processes.start_view import StartView
 from gateway.settings.file import SettingsError
 from gateway.settings.load import load
 from gateway.settings.models import PACKAGE_ROOT
@@ -95,7 +96,7 @@ def test_folders_are_left_as_they_are(tmp_path: Path) -> None:
     def say(line: str) -> None:
         raise AssertionError(line)
 
-    assert with_folders(settings, weights=True, say=say) == settings
+    assert with_folders(settings, weights=True, view=StartView(say)) == settings
     assert not (tmp_path / "home").exists()
 
 
@@ -103,7 +104,9 @@ def test_a_restart_serves_the_same_commit(hub: Hub, tmp_path: Path) -> None:
     first = hub.push(NAME, {"config.json": b"{}", "tokenizer.json": b"{ }",
                             "model.safetensors": b"1"})  # fmt: skip
     environment = hub.environment(tmp_path / "cache", TOLLGATE_MODEL=NAME)
-    said, path = run(environment, tmp_path)[:2]
+    begun, ready, said, path = run(environment, tmp_path)[:4]
+    assert begun == f"Starting: download of {NAME}, 0 MB"
+    assert ready.startswith(f"Ready: download of {NAME}, after ")
     assert said.startswith(f"{NAME} is served at commit {first}")
     assert path.endswith(first)
     hub.push(NAME, {"config.json": b"[]", "tokenizer.json": b"{ }", "model.safetensors": b"2"})
@@ -112,7 +115,7 @@ def test_a_restart_serves_the_same_commit(hub: Hub, tmp_path: Path) -> None:
     assert hub.requests == []
     (tmp_path / "home" / "commits.json").unlink()
     moved = run(environment, tmp_path)
-    assert not moved[1].endswith(first)
+    assert not moved[3].endswith(first)
 
 
 def test_a_worker_alone_fetches_the_texts(hub: Hub, tmp_path: Path) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 
+from engine.text.hub_weights import Transfer
 from gateway.processes.credentials_file import Credentials
-from gateway.processes.start_view import DrawnStage, EngineStages, ReadyCard, StartView, about_model
+from gateway.processes.start_view import (
+    DrawnStage,
+    EngineStages,
+    ReadyCard,
+    StartView,
+    about_model,
+    download_of,
+)
 from gateway.settings.load import load
 from gateway.settings.models import ModelConfig, ReplicaConfig
 
@@ -46,6 +55,23 @@ def test_a_stage_that_fails_is_not_called_ready() -> None:
         raise OSError("no")
     view.close()
     assert said == ["Starting: databases"]
+
+
+def test_a_download_has_a_line_at_its_begin_at_its_end_and_sometimes_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    view = StartView(said.append)
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for now in (0.0, 5.0, 11.0, 12.0):
+        view.download("acme/m", Transfer(int(now * 10**6), 90 * 10**6, 1e6))
+    view.end(download_of("acme/m"))
+    assert said == [
+        "Starting: download of acme/m, 90 MB",
+        "Starting: download of acme/m, 11 of 90 MB, 1.0 MB/s, 1 min 19 s left",
+        "Ready: download of acme/m, after 12.0 s",
+    ]
 
 
 def engine(proc: Path, pid: int, read: int, *files: Path, socket: str = "") -> None:

@@ -120,6 +120,7 @@ async def test_a_key_is_returned_once_and_only_its_hash_is_stored(db: AsyncEngin
         found = (created.row.id, org.id)
         for named in (created.row.id, created.row.id[-6:], f"key_…{created.row.id[-8:]}"):
             assert await find_named_key(conn, named) == found
+        assert await find_named_key(conn, created.row.name) == found
     assert record is not None and record.row == created.row and not record.archived
     assert created.row.scopes == ["inference", "usage:read"]
     assert (created.row.org_id, created.row.project_id) == (org.id, project.id)

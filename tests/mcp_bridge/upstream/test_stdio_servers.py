@@ -116,7 +116,6 @@ def world() -> Iterator[World]:
 async def test_tenants_have_processes_of_their_own(world: World) -> None:
     """Each of its own uid where the gateway may have some; one for each, at both workers."""
     world.stack.run("orgs", "create", "--name", "other")
-    world.stack.run("projects", "create", "--org", "other", "--name", "default")
     other = world.stack.create_key("--org", "other", "--scope", "mcp:call")
     mine = [await world.whereabouts() for _ in range(6)]
     theirs = await world.whereabouts(other)

@@ -143,14 +143,49 @@ def test_an_organization_may_be_named(gateway: FakeGateway) -> None:
 
 def test_a_project_may_be_named(gateway: FakeGateway) -> None:
     projects = page({"id": "proj_7", "name": "web"}, {"id": "proj_8", "name": "other"})
-    gateway.on("GET", "/v1/organization/projects", projects)
+    gateway.on("GET", "/v1/admin/projects", projects)
     gateway.on("GET", "/v1/organization/usage/completions", {"data": [], "has_more": False})
     done = gateway.run("usage", "--project", "web", "--project", "proj_9")
     assert done.exit_code == 0, done.output
     assert gateway.asked[-1][2]["project_ids"] == ["proj_7", "proj_9"]
     done = gateway.run("budgets", "set", "20", "--project", "none")
     assert done.exit_code == 2
-    assert done.stderr.startswith("tollgate: project: the key's organization has no project 'none'")
+    assert done.stderr.startswith(
+        "tollgate: project: the organization has no project 'none'; --org"
+    )
+
+
+def test_an_operator_sees_the_usage_of_another_organization_by_names(
+    gateway: FakeGateway,
+) -> None:
+    gateway.on("GET", "/v1/admin/orgs", page({"id": "org_7", "name": "acme"}))
+    gateway.on("GET", "/v1/admin/projects", page({"id": "proj_7", "name": "web"}))
+    used = {"num_model_requests": 1, "input_tokens": 2, "input_cached_tokens": 0}
+    used |= {"output_tokens": 3}
+    results = [{"project_id": each, **used} for each in ("proj_7", "proj_8")]
+    bucket = {"start_time": 0, "results": results}
+    gateway.on("GET", "/v1/organization/usage/completions", {"data": [bucket]})
+    done = gateway.run("usage", "today", "--by", "project", "--org", "acme")
+    head, *rows = done.stdout.splitlines()
+    assert head.split()[:3] == ["PROJECT", "PROJECT", "ID"]
+    assert [row.split()[:2] for row in rows] == [["web", "proj_7"], ["proj_8", "proj_8"]]
+    asked = {path: query for _, path, query, _ in gateway.asked}
+    assert asked["/v1/organization/usage/completions"]["org_id"] == ["org_7"]
+    assert asked["/v1/admin/projects"]["org_id"] == ["org_7"]
+
+
+def test_ids_stand_for_names_that_a_key_may_not_list(gateway: FakeGateway) -> None:
+    amount = {"value": "1.5", "currency": "usd"}
+    bucket = {"start_time": 0, "results": [{"api_key_id": "key_7", "amount": amount}]}
+    gateway.on("GET", "/v1/organization/costs", {"data": [bucket]})
+    gateway.on("GET", "/v1/admin/keys", {"title": "No."}, status=403)
+    done = gateway.run("costs", "today", "--by", "key", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == {
+        "api_key_id": "key_7",
+        "amount_usd": 1.5,
+        "api_key_name": "key_7",
+    }
 
 
 @pytest.mark.parametrize("named", ["TG-000001", "inv_0192abcdef", "…abcdef", "abcdef"])
