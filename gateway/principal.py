@@ -19,7 +19,8 @@ SCOPE_USAGE_READ = "usage:read"
 SCOPE_ADMIN = "admin:*"
 
 
-CredentialKind = Literal["key", "token"]
+CredentialKind = Literal["key", "token", "session"]
+"""An API key, an access token, or somebody who is signed in with a browser."""
 KeyLane = Literal["agentic", "batch"]
 """A key can be marked for a lower lane than its requests would be in, never for a higher one."""
 KEY_LANES: tuple[KeyLane, ...] = get_args(KeyLane)
@@ -205,6 +206,18 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """The part of `allowed_models` that the key itself is bound to."""
     allowed_networks: Networks | None = None
     """The networks that it may be used from. None: any."""
+
+    @property
+    def actor_kind(self) -> Literal["api_key", "client", "user"]:
+        """Return the kind of the credential as the audit log names it."""
+        if self.kind == "session":
+            return "user"
+        return "api_key" if self.kind == "key" else "client"
+
+    @property
+    def acts_for(self) -> str | None:
+        """Return whom the credential acts for, beside itself."""
+        return None if self.kind == "session" else self.user_id or self.service_account_id
 
     @property
     def keeps_nothing(self) -> bool:

@@ -29,14 +29,15 @@ def packages_in(folder: Path) -> list[Path]:
 
 
 def folder_lines(folder: Path) -> list[str]:
-    """Return a folder's line, and one more with the names of the folders in it."""
+    """Return a folder's line, and what more it takes to name the folders in it."""
     head = f"{folder.relative_to(ROOT)}/".ljust(WIDTH)
     sentence = first_sentence(folder)
     if len(head + sentence) > MAX_LINE_CHARS:
         sentence = re.split(r"[:;] ", sentence)[0]
     inner = [str(p.parent.relative_to(folder)) for p in sorted(folder.glob("*/**/__init__.py"))]
     line = head + textwrap.shorten(sentence, MAX_LINE_CHARS - len(head), placeholder=" ...")
-    return [line, f"    {', '.join(inner)}"] if inner else [line]
+    indented = dict.fromkeys(("initial_indent", "subsequent_indent"), "    ")
+    return [line, *textwrap.wrap(", ".join(inner), MAX_LINE_CHARS, **indented)]
 
 
 def folder_map() -> str:

@@ -291,7 +291,7 @@ def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
     headers = http_error.headers
     if isinstance(error, (AuthError, MissingScope)):
         headers = headers | protected_resources.challenged(request, error)
-    if oauth_errors.speaks_oauth(scope["path"]):
+    if oauth_errors.speaks_oauth(scope["path"]) or oauth_errors.asks_for_console(request):
         return oauth_errors.to_response(request, http_error, headers)
     body, media_type = encode_error(http_error, path, scope.get("state", {}).get(REQUEST_ID))
     return Response(body, status_code=http_error.status, headers=headers, media_type=media_type)

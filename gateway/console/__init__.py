@@ -1,1 +1,1 @@
-"""The pages of sign-in and consent, rendered on the server: no build step, no script in a page."""
+"""Holds what people see: templates, one stylesheet, scripts from files; no build step."""

@@ -1,4 +1,4 @@
-"""Renders the pages of sign-in and consent from templates, and names the headers that protect them.
+"""Renders all pages from templates, and names the headers that protect them.
 
 Every page is unframeable, keeps no copy, tells no other site where it was, and runs no script but
 ours from a file. Knows no HTTP framework: `gateway.routes.shared.browser` makes responses of it.
@@ -6,19 +6,22 @@ ours from a file. Knows no HTTP framework: `gateway.routes.shared.browser` makes
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from gateway.console import assets, formats, tables
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 FOLDER = Path(__file__).parent
-ASSETS = {
-    "auth.css": "text/css",
-    "passkeys.js": "text/javascript",
-}
-"""The media type of each; the response adds the charset."""
+CONSOLE = "/console"
+PLACE = re.compile(r"/console(?:[/?][!-\[\]-~]*)?", re.ASCII)
+"""A path and query of ours, as a browser writes them: no space, no backslash, nothing that another
+site's address could hide in."""
+MAX_PLACE = 2000
 REFERENCE_ASSETS = {
     "reference.css": ("reference.css", "text/css"),
     "reference.js": ("reference.js", "text/javascript"),
@@ -33,13 +36,25 @@ def templates() -> Environment:
     """Return the templates. Jinja is loaded with the first page: many gateways never show one."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    return Environment(
+    made = Environment(
         loader=FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.globals["asset"] = assets.address_of
+    made.filters |= {
+        name: getattr(formats, name)
+        for name in ("usd", "exact_usd", "count", "percent", "ms", "size", "short_id", "duration")
+    }
+    made.filters["raw"] = tables.raw
+    return made
+
+
+def is_place(where: str) -> bool:
+    """Tell whether it is an address below /console, to which a login may lead."""
+    return len(where) <= MAX_PLACE and PLACE.fullmatch(where) is not None
 
 
 def policy_of(*destinations: str, images: str = "'self'", styles: str = "'self'") -> str:
@@ -78,6 +93,20 @@ def guarded(*destinations: str) -> dict[str, str]:
     }
 
 
+def guard_console() -> dict[str, str]:
+    """Return the headers of the console's pages. Pictures may be shown that a person chose."""
+    policy = (
+        "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; form-action 'self'; "
+        "frame-ancestors 'none'; base-uri 'none'"
+    )
+    # A page may tell ours, and no other site, where it was: an expired session leads back there.
+    return {
+        **guarded(),
+        "content-security-policy": policy,
+        "referrer-policy": "same-origin",
+    }
+
+
 def guard_reference() -> dict[str, str]:
     """Return the headers of the API reference. Its icons are part of its style sheet."""
     return {**guarded(), "content-security-policy": policy_of(images="'self' data:")}
@@ -86,13 +115,6 @@ def guard_reference() -> dict[str, str]:
 def render(template: str, **values: Any) -> bytes:
     text: str = templates().get_template(f"{template}.html.jinja").render(**values)
     return text.encode()
-
-
-def read_asset(name: str) -> tuple[bytes, str] | None:
-    """Return a file of the pages and its media type; None if there is no such file."""
-    if name not in ASSETS:
-        return None
-    return read_file(name), ASSETS[name]
 
 
 def read_file(place: str) -> bytes:

@@ -19,8 +19,10 @@ from gateway.audit.log import Actor, record
 from gateway.auth.tables import oauth_sessions
 from gateway.db import delete_some
 from gateway.ids import uuid7
-from gateway.principal import Role
+from gateway.permissions import ADMIN_SCOPES, SERVICE_SCOPES
+from gateway.principal import SCOPE_USAGE_READ, Principal, Role
 from gateway.secret import Peppers, Secret, random_secret
+from gateway.tenancy.keys.owners import MAX_OWNED
 from gateway.tenancy.member_tables import project_members, users
 from gateway.tenancy.tables import orgs
 
@@ -30,6 +32,8 @@ SESSION_KEPT_S = 86_400
 MAX_PURGED = 100
 MAX_COOKIE_LENGTH = 256
 DEVICE_LIFETIME_S = 90 * 86_400
+OF_SESSIONS = ADMIN_SCOPES | SERVICE_SCOPES | {SCOPE_USAGE_READ}
+"""The scopes of somebody who is signed in; their role says which of them count."""
 MARK_LIFETIME_S = 3600
 """The time to sign in again for a client that requires it."""
 CHALLENGE_LIFETIME_S = 300
@@ -50,8 +54,12 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     org_name: str
     is_operator: bool
     has_password: bool
-    owns_project: bool = False
-    """True if the user owns a project of the org."""
+    owned_projects: list[str] = []
+    """The projects of the org that the user owns, MAX_OWNED at most."""
+
+    @property
+    def owns_project(self) -> bool:
+        return bool(self.owned_projects)
 
 
 async def start_session(
@@ -107,9 +115,11 @@ async def find_session(
     columns += [users.c.email, users.c.name, users.c.role]
     columns += [orgs.c.name.label("org_name"), orgs.c.is_operator]
     columns.append(users.c.password_hash.is_not(None).label("has_password"))
-    owned = sa.exists().where(project_members.c.user_id == users.c.id)
+    owned = sa.select(project_members.c.project_id)
+    owned = owned.where(project_members.c.user_id == users.c.id).correlate(users)
     owned = owned.where(project_members.c.role == "owner", project_members.c.removed_at.is_(None))
-    columns.append(owned.label("owns_project"))
+    first = owned.order_by(project_members.c.project_id).limit(MAX_OWNED)
+    columns.append(sa.func.array(first.scalar_subquery()).label("owned_projects"))
     found = sa.select(*columns).select_from(joined)
     found = found.where(c.token_hash.in_(peppers.hashes(token)))
     found = found.where(c.ended_at.is_(None), c.expires_at > now)
@@ -151,6 +161,25 @@ async def end_sessions_of(conn: AsyncConnection, *, org_id: str, user_id: str) -
     await conn.execute(live.values(ended_at=sa.func.now()))
 
 
+def principal_of(session: Session) -> Principal:
+    """Return who is signed in, as a caller with all the rights of their role, no more: of no
+    project, so nothing is billed to it."""
+    return Principal(
+        kind="session",
+        org_id=session.org_id,
+        org_name=session.org_name,
+        project_id="",
+        key_id=session.user_id,
+        key_hint="session",
+        scopes=OF_SESSIONS,
+        expires_at=session.expires_at.timestamp(),
+        role=session.role,
+        owned_projects=frozenset(session.owned_projects),
+        user_id=session.user_id,
+        is_operator=session.is_operator,
+    )
+
+
 class Seals:
     """Makes and checks tokens that a browser gets and has to send back: unforgeable, and bound to
     its cookie."""
@@ -190,6 +219,21 @@ class Seals:
             return None
         made = int(name.partition(".")[0])
         return name if now.timestamp() - made < DEVICE_LIFETIME_S else None
+
+    def choice(self, cookie: str, user_id: str, password_hash: str, now: datetime) -> str:
+        """Seal that a password was right just now, for one who is yet to say as whom of several
+        users they sign in."""
+        moment = str(int(now.timestamp()))
+        return f"{moment}.{user_id}.{self._seal('choice', cookie, user_id, password_hash, moment)}"
+
+    def is_choice(
+        self, choice: str, cookie: str, user_id: str, password_hash: str, *, now: datetime
+    ) -> bool:
+        moment, _, rest = choice.partition(".")
+        seal = rest.rpartition(".")[2]
+        if not self._is(seal, "choice", cookie, user_id, password_hash, moment):
+            return False
+        return now.timestamp() - int(moment) < CHALLENGE_LIFETIME_S
 
     def challenge(self, cookie: str, purpose: str, now: datetime) -> bytes:
         """Make a challenge for a passkey to sign (WebAuthn, 13.4.3): random, bound to this browser,

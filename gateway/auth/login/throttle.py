@@ -117,16 +117,30 @@ class Throttle:
 
         Raises: TooManyAttempts, redis.exceptions.RedisError.
         """
-        attempt = LoginAttempt(
-            kind=kind, account=account, address=network_of(address), device=device
-        )
-        bounds = {_pair(attempt): PAIR}
-        if device is None:
-            bounds[_key(kind, ADDRESS.name, attempt.address)] = ADDRESS
-            if not await self._redis.exists(_known(attempt)):
-                bounds[_key(kind, ACCOUNT.name, account)] = ACCOUNT
-        await self._charge(bounds)
+        [attempt] = await self.begin_all(kind, {account: device}, address=address)
         return attempt
+
+    async def begin_all(
+        self, kind: str, accounts: Mapping[str, str | None], *, address: str | None
+    ) -> list[LoginAttempt]:
+        """Charge one attempt of a secret at several accounts: each by its own counters, their
+        address once. `accounts`: with the name in a valid device cookie of each.
+
+        Raises: TooManyAttempts, redis.exceptions.RedisError.
+        """
+        attempts, bounds = [], {}
+        for account, device in accounts.items():
+            attempt = LoginAttempt(
+                kind=kind, account=account, address=network_of(address), device=device
+            )
+            attempts.append(attempt)
+            bounds[_pair(attempt)] = PAIR
+            if device is None:
+                bounds[_key(kind, ADDRESS.name, attempt.address)] = ADDRESS
+                if not await self._redis.exists(_known(attempt)):
+                    bounds[_key(kind, ACCOUNT.name, account)] = ACCOUNT
+        await self._charge(bounds)
+        return attempts
 
     async def count(
         self, kind: str, *, address: str | None, each: AttemptLimit, all_: AttemptLimit

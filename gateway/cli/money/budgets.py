@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from foundation.periods import read_span, to_minute
 from gateway.cli.shared.listing import listing
 from gateway.cli.shared.tables import Column, Output, show, to_money, with_output
 from gateway.cli.shared.target import (
@@ -22,7 +23,6 @@ from gateway.cli.shared.target import (
     examples,
     with_gateway,
 )
-from gateway.cli.shared.times import read_span, to_minute
 
 CAPS = "/v1/admin/spend-caps"
 PERIODS = {"day": "today", "month": "this month"}

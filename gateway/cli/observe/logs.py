@@ -22,10 +22,10 @@ from typing import IO, Any
 import click
 import msgspec
 
+from foundation.periods import Span, read_span
 from gateway.cli.shared.command import STATE, refuse, with_options
 from gateway.cli.shared.tables import STYLES, printable
 from gateway.cli.shared.target import examples
-from gateway.cli.shared.times import Span, read_span
 from gateway.home import Home
 from gateway.settings.file import Flags
 from gateway.settings.load import load

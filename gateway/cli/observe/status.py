@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from foundation.periods import to_minute
 from gateway.cli.shared.tables import Column, Output, show, with_output
 from gateway.cli.shared.target import (
     ROWS,
@@ -20,7 +21,6 @@ from gateway.cli.shared.target import (
     with_gateway,
     with_target,
 )
-from gateway.cli.shared.times import to_minute
 from gateway.settings.load import Settings
 
 EXIT_UNREADY = 1

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from foundation.periods import Span, to_minute
 from gateway.cli.shared.tables import Column, Output, show, to_money, with_output
 from gateway.cli.shared.target import (
     KEYS,
@@ -21,7 +22,7 @@ from gateway.cli.shared.target import (
     examples,
     with_gateway,
 )
-from gateway.cli.shared.times import Span, period, to_minute
+from gateway.cli.shared.times import period
 
 GROUPS = {
     "model": "model",

@@ -152,11 +152,7 @@ def to_caller(principal: Principal) -> Caller:
 
 def to_actor(principal: Principal) -> Actor:
     """Return the actor for the audit log where there is no HTTP request."""
-    return Actor(
-        kind="api_key" if principal.kind == "key" else "client",
-        id=principal.key_id,
-        on_behalf_of=principal.user_id or principal.service_account_id,
-    )
+    return Actor(kind=principal.actor_kind, id=principal.key_id, on_behalf_of=principal.acts_for)
 
 
 async def open_mcp(

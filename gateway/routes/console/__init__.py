@@ -1,1 +1,2 @@
-"""Serves the pages of the console, one module each, with the rights of whoever is signed in."""
+"""Serves the console's pages below `/console`, one module a page: they call the same verbs and
+services as the admin API, with the rights of whoever is signed in. `frame` has what all share."""

@@ -1,5 +1,5 @@
-"""Shapes errors of paths below `/oauth/` for whoever asks there: OAuth's JSON (RFC 6749, 5.2; RFC
-6750, 3.1) for clients, a page for people.
+"""Shapes errors of paths below `/oauth/` and of the console for whoever asks there: OAuth's JSON
+(RFC 6749, 5.2; RFC 6750, 3.1) for clients, a page for people.
 
 Every code is an RFC's, every text constant.
 """
@@ -22,6 +22,7 @@ from gateway.auth.oauth.rfc8414_metadata import (
     TOKEN_PATH,
     USERINFO_PATH,
 )
+from gateway.console.pages import CONSOLE
 from gateway.http_errors.table import HttpError
 from gateway.routes.shared.browser import page
 from gateway.routes.shared.media_types import JSON
@@ -59,6 +60,13 @@ def speaks_oauth(path: str) -> bool:
     return path.startswith(OAUTH) or path in ELSEWHERE
 
 
+def asks_for_console(request: Request[Any, Any, Any]) -> bool:
+    """Tell whether a browser asks for a page of the console; a script of one asks for JSON."""
+    path = request.scope["path"]
+    is_there = path == CONSOLE or path.startswith(CONSOLE + "/")
+    return is_there and "text/html" in request.headers.get("accept", "")
+
+
 def to_response(
     request: Request[Any, Any, Any], http_error: HttpError, headers: Mapping[str, str]
 ) -> Response[bytes]:
@@ -85,5 +93,7 @@ def is_for_people(request: Request[Any, Any, Any], status: int) -> bool:
     path = request.scope["path"]
     if any(path == each or path.startswith(each + "/") for each in MACHINES):
         return False
+    if asks_for_console(request):
+        return True
     # What is not there is neither: a browser says that it wants a page.
     return status != 404 or "text/html" in request.headers.get("accept", "")

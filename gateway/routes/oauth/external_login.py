@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.auth.federation.external_login import LoginRefused
 from gateway.auth.login.login import SignedIn
-from gateway.routes.oauth.authorize import AUTHORIZE
+from gateway.routes.oauth.login import onward
 from gateway.routes.shared.access import PUBLIC
 from gateway.routes.shared.browser import (
     auth_of,
@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 
 START = "/oauth/external/{issuer_id:str}/start"
 CALLBACK = "/oauth/external/{issuer_id:str}/callback"
-ACCOUNT = "/oauth/account"
 FEDERATED = ("fed",)
 """How somebody proved who they are: elsewhere."""
 MAX_FIELDS = 16
@@ -86,8 +85,7 @@ async def callback(request: Request[Any, Any, Any], issuer_id: FromPath[str]) ->
         return refused(error)
     except ValueError as error:
         return refused(LoginRefused(f"no query: {error}"))
-    location = f"{AUTHORIZE}?{done.request}" if done.request else ACCOUNT
-    return signed_in(redirect(location), auth, done.signed_in)
+    return signed_in(redirect(onward(done.request)), auth, done.signed_in)
 
 
 routes = [start, callback]

@@ -15,8 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.auth.login.login import PASSWORD
 from gateway.auth.login.passwords import MIN_LENGTH, PasswordsBusy, WeakPassword, check_strength
 from gateway.auth.oauth.authorization import Authorization
+from gateway.console.pages import CONSOLE
 from gateway.db import tenant
-from gateway.routes.oauth.login import ACCOUNT, BUSY
+from gateway.routes.oauth.login import BUSY
 from gateway.routes.shared.access import PUBLIC
 from gateway.routes.shared.browser import (
     BadForm,
@@ -128,7 +129,7 @@ async def accept(request: Request[Any, Any, Any]) -> Response[bytes]:
         return invite_page(auth, browser, found, token, problem=BUSY, name=name, status=503)
     except (NotFound, NameTaken):
         return closed()
-    return signed_in(redirect(ACCOUNT), auth, done)
+    return signed_in(redirect(CONSOLE), auth, done)
 
 
 routes = [show, accept]

@@ -1,6 +1,6 @@
-"""The pages on which people sign in and out: /oauth/login, /oauth/logout, /oauth/account, and the
-files they need. On the account page an owner makes a key of administration for themselves, which
-never has more power than they have, and ends with them.
+"""The pages on which people sign in and out: /oauth/login, /oauth/logout, /oauth/account. On the
+account page an owner makes a key of administration for themselves, which never has more power than
+they have, and ends with them.
 
 Where somebody is sent after signing in is made here out of a request that was checked, never taken
 from a parameter.
@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 import sqlalchemy as sa
 from litestar import Request, Response, get
-from litestar.exceptions import NotFoundException
 from redis.exceptions import RedisError
 
 from gateway.audit.errors import CredentialInAudit
-from gateway.auth.login.login import WrongCredentials
+from gateway.auth.login.login import OrgChoice, SignedIn, WrongCredentials
 from gateway.auth.login.passwords import MIN_LENGTH, PasswordsBusy
 from gateway.auth.login.sessions import Session, end_session
 from gateway.auth.login.throttle import TooManyAttempts
 from gateway.auth.oauth.authorization import Authorization
 from gateway.auth.oauth.rfc6749_authorize import AuthorizationRefused
+from gateway.console.pages import CONSOLE, is_place
 from gateway.db import tenant
 from gateway.permissions import within
 from gateway.principal import SCOPE_ADMIN
@@ -35,7 +37,6 @@ from gateway.routes.shared.browser import (
     BadForm,
     Browser,
     FormRoute,
-    asset,
     auth_of,
     open_browser,
     page,
@@ -52,12 +53,16 @@ from gateway.tenancy.tables import orgs
 
 ACCOUNT = "/oauth/account"
 ADMIN_KEYS = ACCOUNT + "/admin-keys"
+BACK = re.compile(r"next=([A-Za-z0-9%._~-]{1,6000})", re.ASCII)
+"""The query of somebody whom a page of the console sent here, with its address."""
 UPSTREAM = re.compile(r"upstream=([a-z0-9-]{1,24})(&for=tenant)?", re.ASCII)
 """The query of somebody who is to sign in at a server of the MCP bridge (`upstream_consent`)."""
 PASSWORD_CHANGED = "password-changed"
 """The query behind a redirect to the account page."""
 LOGIN_PURPOSE, ACCOUNT_PURPOSE = "login", "account"
 WRONG = "The organization, the address or the password is wrong."
+WRONG_PAIR = "The address or the password is wrong."
+TOO_LATE = "That took too long, or the password was changed. Sign in again."
 CHANGED = "Your password was changed."
 BUSY = "Too many people sign in at the moment. Try again shortly."
 PASSWORD_ERRORS = (WrongCredentials, TooManyAttempts, PasswordsBusy, RedisError, OSError)
@@ -65,12 +70,10 @@ PASSWORD_ERRORS = (WrongCredentials, TooManyAttempts, PasswordsBusy, RedisError,
 
 
 class Occasion(msgspec.Struct, frozen=True, kw_only=True):
-    """The reason why somebody signs in: for a client's request, to let us in elsewhere
-    (`upstream`), or (all of it empty) for themselves."""
+    """The reason why somebody signs in: to answer a client, to go on at a page of ours,
+    or (all of it empty) for themselves."""
 
     query: str = ""
-    upstream: str | None = None
-    """The page where that begins."""
     client_name: str | None = None
     org_id: str | None = None
     org_name: str | None = None
@@ -82,9 +85,7 @@ class Occasion(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def location(self) -> str:
         """Return where it goes on."""
-        if self.upstream is not None:
-            return self.upstream
-        return f"{AUTHORIZE}?{self.query}" if self.query else ACCOUNT
+        return onward(self.query)
 
 
 def explain(error: Exception, *, wrong: str) -> dict[str, Any]:
@@ -101,14 +102,33 @@ def explain(error: Exception, *, wrong: str) -> dict[str, Any]:
     return {"status": 503, "problem": BUSY}
 
 
+def onward(query: str) -> str:
+    """Return the place where somebody goes on who signed in for what the query asks: a page of ours
+    that it names, or the endpoint of authorization, which reads it anew."""
+    if not query:
+        return CONSOLE
+    return page_in(query) or f"{AUTHORIZE}?{query}"
+
+
+def page_in(query: str) -> str | None:
+    """Return the page of ours that a query names; None: it names none."""
+    elsewhere = UPSTREAM.fullmatch(query)
+    if elsewhere is not None:
+        more = "" if elsewhere[2] is None else "?for=tenant"
+        return f"/oauth/upstream/{elsewhere[1]}/start{more}"
+    sent = BACK.fullmatch(query)
+    if sent is None:
+        return None
+    where = unquote(sent[1])
+    return where if is_place(where) else None
+
+
 async def read_occasion(auth: Authorization, query: str) -> Occasion:
     """Raises: AuthorizationRefused."""
     if not query:
         return Occasion()
-    elsewhere = UPSTREAM.fullmatch(query)
-    if elsewhere is not None:
-        more = "" if elsewhere[2] is None else "?for=tenant"
-        return Occasion(query=query, upstream=f"/oauth/upstream/{elsewhere[1]}/start{more}")
+    if page_in(query) is not None:
+        return Occasion(query=query)
     asked, parameters = await find_request(auth, query)
     name = None
     if asked.org_id is not None:
@@ -148,9 +168,12 @@ def login_page(
     org: str = "",
     email: str | None = None,
     headers: dict[str, str] | None = None,
+    choices: Sequence[OrgChoice] = (),
 ) -> Response[bytes]:
+    """Show the login page. `choices`: the organizations among which somebody is to choose."""
     response = page(
         "login",
+        choices=choices,
         status=status,
         headers=headers,
         destinations=() if occasion.destination is None else (occasion.destination,),
@@ -186,17 +209,28 @@ async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
         return stale_form()
     except AuthorizationRefused as refused:
         return refuse(auth, refused)
-    org, email = form.get("org", ""), form.get("email", "")
+    org, email, wrong = form.get("org", "").strip(), form.get("email", ""), WRONG
     try:
-        done = await auth.login.by_password(
-            org=occasion.org_id or org.strip(),
-            email=email,
-            password=form.get("password", ""),
-            origin=browser.where,
-        )
+        if "choice" in form:
+            wrong, choice = TOO_LATE, form["choice"]
+            done: SignedIn | list[OrgChoice] = await auth.login.by_choice(
+                choice, cookie=browser.cookie, origin=browser.where
+            )
+        elif named := occasion.org_id or org:
+            password = form.get("password", "")
+            done = await auth.login.by_password(
+                org=named, email=email, password=password, origin=browser.where
+            )
+        else:
+            wrong, password = WRONG_PAIR, form.get("password", "")
+            done = await auth.login.by_email(
+                email=email, password=password, cookie=browser.cookie, origin=browser.where
+            )
     except PASSWORD_ERRORS as error:
-        failure = explain(error, wrong=WRONG)
+        failure = explain(error, wrong=wrong)
         return login_page(auth, browser, occasion, org=org, email=email, **failure)
+    if isinstance(done, list):
+        return login_page(auth, browser, occasion, email=email, choices=done)
     return signed_in(redirect(occasion.location), auth, done)
 
 
@@ -266,14 +300,6 @@ async def sign_out(request: Request[Any, Any, Any]) -> Response[bytes]:
     return signed_out(page("signed_out"), auth)
 
 
-@get("/oauth/assets/{name:str}", opt=PUBLIC, include_in_schema=False)
-async def show_asset(request: Request[Any, Any, Any]) -> Response[bytes]:
-    found = asset(request.path_params["name"])
-    if found is None:
-        raise NotFoundException
-    return found
-
-
 @FormRoute(ADMIN_KEYS, status_code=200)
 async def make_admin_key(request: Request[Any, Any, Any]) -> Response[bytes]:
     auth = auth_of(request)
@@ -303,4 +329,4 @@ async def make_admin_key(request: Request[Any, Any, Any]) -> Response[bytes]:
     return await account_page(auth, browser, session, admin_key=made.secret)
 
 
-routes = [show_login, sign_in, show_account, make_admin_key, sign_out, show_asset]
+routes = [show_login, sign_in, show_account, make_admin_key, sign_out]

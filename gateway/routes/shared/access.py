@@ -82,10 +82,10 @@ def actor_of(request: ASGIConnection[Any, Principal, Any, Any]) -> Actor:
     principal, state = request.user, request.scope.get("state", {})
     address, claim = address_of(request), state.get(CLAIM)
     return Actor(
-        kind="api_key" if principal.kind == "key" else "client",
+        kind=principal.actor_kind,
         id=principal.key_id,
         ip=None if address is None else str(address),
         request_id=state.get(REQUEST_ID),
-        on_behalf_of=principal.user_id or principal.service_account_id,
+        on_behalf_of=principal.acts_for,
         still_may=None if claim is None else claim.check,
     )

@@ -24,7 +24,7 @@ from gateway.auth.login.sessions import (
     find_session,
 )
 from gateway.auth.oauth.authorization import Authorization
-from gateway.console.pages import guarded, read_asset, render
+from gateway.console.pages import guarded, render
 from gateway.routes.shared.access import PUBLIC, address_of, services
 from gateway.routes.shared.media_types import FORM, HTML
 from gateway.routes.shared.request_state import REQUEST_ID
@@ -133,14 +133,16 @@ async def read_sent(
     return form, browser
 
 
-async def read_form(request: Request[Any, Any, Any]) -> dict[str, str]:
+async def read_form(
+    request: Request[Any, Any, Any], max_fields: int = MAX_FIELDS
+) -> dict[str, str]:
     """Read each field once. Raises: BadForm."""
     refuse_other_sites(request)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise BadForm
     try:
         text = (await request.body()).decode("ascii")
-        pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
+        pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=max_fields)
     except ValueError:
         raise BadForm from None
     fields = dict(pairs)
@@ -191,13 +193,3 @@ def page(
 def redirect(location: str) -> Response[bytes]:
     """Answer 303: the answer to a form is fetched, never posted on (RFC 9700, 4.12)."""
     return Response(b"", status_code=303, headers={**guarded(), "location": location})
-
-
-def asset(name: str) -> Response[bytes] | None:
-    """Answer with a file of the pages; None if there is no such file."""
-    found = read_asset(name)
-    if found is None:
-        return None
-    content, media_type = found
-    headers = {"cache-control": "public, max-age=3600", "x-content-type-options": "nosniff"}
-    return Response(content, media_type=media_type, headers=headers)

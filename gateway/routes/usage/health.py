@@ -2,10 +2,10 @@
 Open: nothing here names a tenant.
 
 `/health/live` answers while the event loop turns, and `/` as well: Claude Code asks for its head
-before anything else. `/health/ready` is 200 when this worker can take, run, limit and bill a
-request, and otherwise says what is missing; a worker that serves, but not all as it should, names
-what is degraded. What was wrong there in detail is for operators
-(`gateway.routes.admin.installation.health`).
+before anything else. A browser, which asks for a page, is led from there to the console.
+`/health/ready` is 200 when this worker can take, run, limit and bill a request, and otherwise says
+what is missing; a worker that serves, but not all as it should, names what is degraded. What was
+wrong there in detail is for operators (`gateway.routes.admin.installation.health`).
 `/health` and `/ping` say the same by their status alone, `/version` whose program this is and
 `/load` how much it has under way, as vLLM's clients ask. `/metrics` speaks for all workers, in
 Prometheus' text format, on a listener of its own if the settings name one.
@@ -20,10 +20,11 @@ import msgspec
 from litestar import Request, Response
 from litestar.exceptions import NotFoundException
 
+from gateway.console.pages import CONSOLE, guarded
 from gateway.health.component import Health, Kind, State, Status
 from gateway.mcp.service.service import own_version
 from gateway.routes.shared.access import PUBLIC, services
-from gateway.routes.shared.media_types import JSON
+from gateway.routes.shared.media_types import HTML, JSON
 from gateway.routes.shared.operations import RouteGroup
 from gateway.routes.shared.request_state import BY_METRICS_LISTENER
 from gateway.telemetry import CONTENT_TYPE
@@ -56,9 +57,21 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     degraded: list[DegradedPart] = []
 
 
-@health.get(["/", "/health/live"], "Report whether the process is alive", answer=Liveness)
+@health.get("/health/live", "Report whether the process is alive", answer=Liveness)
 async def live() -> dict[str, str]:
     return {"status": "alive"}
+
+
+@health.get(
+    "/",
+    "Report whether the process is alive; who asks for a page is led to the console",
+    answer=Liveness,
+    said={303: {}},
+)
+async def root(request: Request[Any, Any, Any]) -> Response[Any]:
+    if HTML not in request.headers.get("accept", ""):
+        return Response(await live.fn())
+    return Response(b"", status_code=303, headers={**guarded(), "location": CONSOLE})
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,4 +132,4 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     return Response(found.telemetry.render(), media_type=CONTENT_TYPE)
 
 
-routes = [live, status, ready, program_version, load, metrics]
+routes = [live, root, status, ready, program_version, load, metrics]

@@ -159,7 +159,7 @@ async def with_password(app: Litestar, db: AsyncEngine, tenant: Tenant) -> Tenan
 
 
 async def at_the_account(browser: httpx.AsyncClient, tenant: Tenant) -> httpx.AsyncClient:
-    """Sign in, and end at the page of one's account."""
+    """Sign in."""
     done = await sign_in(browser, "/oauth/login", org=tenant.org_name, email=tenant.email)
-    assert done.headers["location"] == "/oauth/account"
+    assert done.headers["location"] == "/console"
     return browser

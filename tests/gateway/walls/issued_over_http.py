@@ -123,7 +123,7 @@ async def come_in(app: Litestar, token: str) -> None:
         weak = await browser.post("/invites/accept", data={**form, "password": "short"})
         assert weak.status_code == 400
         done = await browser.post("/invites/accept", data=form)
-        assert done.headers["location"] == "/oauth/account", done.text
+        assert done.headers["location"] == "/console", done.text
         assert (await browser.get(link)).status_code == 404
         account = await browser.get("/oauth/account")
         named = {**hidden(account.text), "name": "hank's"}

@@ -33,6 +33,8 @@ SYSTEM = {
     "auth.federation.external_login.ExternalLogin.logins_of": "of all issuers, by their org",
     "auth.federation.external_login.ExternalLogin.start": "of an issuer on the public login page",
     "auth.bearer.last_used.LastUsed.note": "of the key that was shown",
+    "auth.login.login.Login.by_choice": "of the user that its sealed choice names",
+    "auth.login.login.Login.by_email": "by an address, before the tenant is known",
     "auth.login.login.Login.by_password": "by the name of an org, before the tenant is known",
     "auth.login.passkeys.Passkeys.register": "of the session and the browser that it is given",
     "auth.login.passkeys.Passkeys.sign_in": "of the passkey that signs",

@@ -75,7 +75,7 @@ async def test_a_user_comes_back_signed_in(
     assert asked["redirect_uri"] == f"{OURS}/oauth/external/{listed}/callback"
     answer = urlencode(answers(issuer, asked, ada.email))
     done = await browser.get(f"/oauth/external/{listed}/callback?{answer}")
-    assert (done.status_code, done.headers["location"]) == (303, "/oauth/account")
+    assert (done.status_code, done.headers["location"]) == (303, "/console")
     shown = await browser.get("/oauth/account")
     assert shown.status_code == 200 and ada.email in shown.text
     again = await browser.get(f"/oauth/external/{listed}/callback?{answer}")

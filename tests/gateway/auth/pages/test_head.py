@@ -6,6 +6,7 @@ import httpx
 import pytest
 from litestar import Litestar
 
+from gateway.console.assets import address_of
 from tests.gateway.auth.browsing import new_browser
 
 CHANGING = {"x-request-id", "request-id", "openai-processing-ms", "set-cookie", "content-length"}
@@ -19,7 +20,7 @@ def lasting(answer: httpx.Response) -> dict[str, str]:
     "path",
     [
         "/oauth/login",
-        "/oauth/assets/auth.css",
+        address_of("console.css"),
         "/.well-known/openid-configuration",
         "/.well-known/oauth-protected-resource/v1",
         "/health/live",
@@ -55,8 +56,8 @@ async def test_head_with_a_body_changes_nothing(app: Litestar) -> None:
     ("path", "kind"),
     [
         ("/oauth/login", "text/html; charset=utf-8"),
-        ("/oauth/assets/auth.css", "text/css; charset=utf-8"),
-        ("/oauth/assets/passkeys.js", "text/javascript; charset=utf-8"),
+        (address_of("console.css"), "text/css; charset=utf-8"),
+        (address_of("passkeys.js"), "text/javascript; charset=utf-8"),
     ],
 )
 async def test_what_people_see_says_its_charset_once(

@@ -49,7 +49,7 @@ async def test_an_invite_is_accepted_once_and_its_user_signed_in(
     crossed = await browser.post("/invites/accept", data={**without, "password": PASSWORD})
     assert crossed.status_code == 403
     done = await browser.post("/invites/accept", data={**form, "password": PASSWORD})
-    assert done.headers["location"] == "/oauth/account"
+    assert done.headers["location"] == "/console"
     account = await browser.get("/oauth/account")
     assert "bob@acme.example, developer of acme" in account.text
     assert (await browser.get(url)).status_code == 404

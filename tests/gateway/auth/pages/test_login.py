@@ -6,6 +6,7 @@ import asyncio
 from statistics import median
 from time import process_time
 from typing import Any
+from urllib.parse import quote
 
 import argon2
 import httpx
@@ -28,6 +29,7 @@ from gateway.auth.login.sessions import (
 )
 from gateway.auth.login.throttle import PAIR
 from gateway.auth.tables import oauth_sessions
+from gateway.console import assets
 from gateway.db import tenant
 from gateway.tenancy.member_tables import users
 from tests.gateway.auth.browsing import PASSWORD, desk_of, hidden, new_browser, sign_in
@@ -264,8 +266,37 @@ async def test_a_login_leads_nowhere_but_to_our_own_pages(
     assert refused.status_code == 400 and "location" not in refused.headers
 
 
+async def test_a_login_leads_back_to_the_page_of_the_console_that_asked_for_it(
+    browser: httpx.AsyncClient, ada: Tenant
+) -> None:
+    asked = await browser.get("/console/keys?project=a%20b&after=key_1")
+    assert asked.status_code == 303
+    done = await sign_in(browser, asked.headers["location"], org=ada.org_name, email=ada.email)
+    assert done.headers["location"] == "/console/keys?project=a%20b&after=key_1"
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "https://evil.example",
+        "//evil.example/console",
+        "/console.evil.example",
+        "/consoles",
+        "/console/\\evil",
+        "/console/%0d%0aset-cookie:x",
+        "/oauth/logout",
+        "/console/" + "a" * 3000,
+    ],
+)
+async def test_a_login_leads_nowhere_else(browser: httpx.AsyncClient, where: str) -> None:
+    sent = where if "%" in where else quote(where, safe="")
+    assert (await browser.get(f"/oauth/login?next={sent}")).status_code == 400
+
+
 async def test_the_files_of_the_pages_are_served_and_no_others(browser: httpx.AsyncClient) -> None:
-    for name, kind in (("auth.css", "text/css"), ("passkeys.js", "text/javascript")):
-        found = await browser.get(f"/oauth/assets/{name}")
+    for name, kind in (("console.css", "text/css"), ("passkeys.js", "text/javascript")):
+        found = await browser.get(assets.address_of(name))
         assert found.status_code == 200 and found.headers["content-type"].startswith(kind)
-    assert (await browser.get("/oauth/assets/pages.py")).status_code == 404
+        assert "immutable" in found.headers["cache-control"]
+    for name in ("console.css", "console.0000000000000000.css", "pages.py"):
+        assert (await browser.get(f"{assets.ADDRESS}/{name}")).status_code == 404

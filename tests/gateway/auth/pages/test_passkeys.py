@@ -97,7 +97,7 @@ async def test_a_passkey_is_added_signs_in_and_is_removed(
     assert "Laptop, since" in account.text
     async with new_browser(app) as elsewhere:
         done = await sign_in(elsewhere, authenticator)
-        assert done.json() == {"location": "/oauth/account"}
+        assert done.json() == {"location": "/console"}
         assert ada.email in (await elsewhere.get("/oauth/account")).text
     unknown = Authenticator()
     unknown.id = b"another"

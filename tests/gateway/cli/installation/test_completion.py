@@ -16,9 +16,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from foundation.periods import read_span
 from gateway.cli.completion import PERIOD_UNITS
 from gateway.cli.main import tollgate
-from gateway.cli.shared.times import read_span
 from gateway.processes.credentials_file import Credentials, write
 from tests.gateway.cli.shared.fake_gateway import FakeGateway, serving
 

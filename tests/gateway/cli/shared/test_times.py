@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cli.shared.times import EXAMPLES, Span, read_span
+from foundation.periods import EXAMPLES, Span, read_span
 
 NOW = datetime(2026, 11, 19, 13, 14, 15, tzinfo=UTC)
 MOMENTS = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))

@@ -73,7 +73,7 @@ async def accept(browser: httpx.AsyncClient, url: str, name: str) -> None:
     link = f"{parts.path}?{parts.query}"
     form = {**hidden((await browser.get(link)).text), "name": name, "password": "a long password"}
     done = await browser.post("/invites/accept", data=form)
-    assert done.headers["location"] == "/oauth/account", done.text
+    assert done.headers["location"] == "/console", done.text
 
 
 async def test_an_admin_runs_the_organization_from_the_api_alone(world: World) -> None:

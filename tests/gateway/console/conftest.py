@@ -1,0 +1,142 @@
+"""A browser in front of the console, for every test here: one server and one Chromium a session.
+
+A page is tested by all that is here as soon as it is registered (`test_pages.py`). What is its own
+journey takes five lines:
+
+    def test_a_key_is_revoked(visit: Visit) -> None:
+        tab = visit("little", "owner", "/console/keys")
+        tab.get_by_role("button", name="Revoke").first.click()
+        tab.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+        expect(tab.get_by_role("status")).to_contain_text("is revoked")
+
+`visit` fails a test whose page says anything on its console, or breaks its policy. Playwright's
+objects belong to a thread, where such tests run as a whole: in the main one its event loop would
+be in the way of all tests that have another.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.databases import Databases
+from tests.gateway.conftest import be_patient
+from tests.gateway.console.seeds import sow
+from tests.gateway.console.server import ConsoleServer, serving
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+WIDE, NARROW = {"width": 1360, "height": 960}, {"width": 390, "height": 844}
+Visit = Callable[..., Any]
+BROWSER = ThreadPoolExecutor(1, thread_name_prefix="browser")
+
+
+def in_browser_thread(work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+    return BROWSER.submit(work, *arguments, **named).result()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if "chromium" not in pyfuncitem.fixturenames:
+        return None
+    named = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    in_browser_thread(pyfuncitem.obj, **named)
+    return True
+
+
+@pytest.fixture(scope="session")
+def console(
+    databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ConsoleServer]:
+    with pytest.MonkeyPatch.context() as patch:
+        be_patient(patch)
+        home = tmp_path_factory.mktemp("console")
+        with serving(databases, redis_server_url, home, sow) as server:
+            yield server
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    if not Path(CHROMIUM).exists():
+        pytest.skip("there is no Chromium (apt-get install chromium)")
+    playwright = in_browser_thread(begin_playwright)
+    options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    browser = in_browser_thread(playwright.chromium.launch, executable_path=CHROMIUM, args=options)
+    yield browser
+    in_browser_thread(browser.close)
+    in_browser_thread(playwright.stop)
+
+
+def begin_playwright() -> Any:
+    from playwright.sync_api import sync_playwright
+
+    return sync_playwright().start()
+
+
+@pytest.fixture(scope="session")
+def sessions(console: ConsoleServer) -> Callable[[str, str], dict[str, str]]:
+    """The cookies of somebody who is signed in; each signs in once."""
+    known: dict[tuple[str, str], dict[str, str]] = {}
+
+    def of(org: str, role: str) -> dict[str, str]:
+        if (org, role) not in known:
+            known[org, role] = console.session(console.organization(org), role)
+        return known[org, role]
+
+    return of
+
+
+@pytest.fixture
+def visit(
+    chromium: Any, console: ConsoleServer, sessions: Callable[[str, str], dict[str, str]]
+) -> Iterator[Visit]:
+    """Opens an address as somebody: `visit("little", "reader", "/console/keys", theme="dark",
+    narrow=True, script=False)`."""
+    contexts: list[Any] = []
+    said: list[str] = []
+
+    def open_page(
+        org: str,
+        role: str | None,
+        address: str,
+        *,
+        theme: str = "light",
+        narrow: bool = False,
+        script: bool = True,
+        quiet: bool = True,
+    ) -> Any:
+        context = chromium.new_context(
+            viewport=NARROW if narrow else WIDE,
+            color_scheme=theme,
+            java_script_enabled=script,
+            timezone_id="Europe/Vienna",
+        )
+        contexts.append(context)
+        if role is not None:
+            context.add_cookies(
+                [
+                    {"name": name, "value": value, "url": console.url}
+                    for name, value in sessions(org, role).items()
+                ]
+            )
+        tab = context.new_page()
+        if quiet:
+            tab.on("console", lambda message: note(said, message))
+            tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.goto(console.url + address)
+        return tab
+
+    yield open_page
+    for context in contexts:
+        in_browser_thread(context.close)
+    assert said == []
+
+
+def note(said: list[str], message: Any) -> None:
+    if message.type in ("error", "warning"):
+        said.append(f"{message.type}: {message.text}")

@@ -1,0 +1,134 @@
+"""Every page of the console, as it is registered: in both themes and on a phone, for people of each
+role, with little and with much data, in a real Chromium."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.app.create import find_routes
+from gateway.routes.console.frame.navigation import PAGES
+from tests.gateway.console.conftest import Visit
+from tests.gateway.console.seeds import ADDRESSES
+from tests.gateway.console.server import ConsoleServer, Organization
+
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+LOOK = """async (rules) => {
+  const found = await axe.run(document, { runOnly: { type: "tag", values: rules } });
+  return found.violations.flatMap((each) =>
+    each.nodes.map((node) => `${each.id}: ${node.html.slice(0, 200)} ${node.failureSummary}`));
+}"""
+SHIFTED = """() => new Promise((done) => {
+  let sum = 0;
+  const observer = new PerformanceObserver((list) => {
+    for (const entry of list.getEntries()) if (!entry.hadRecentInput) sum += entry.value;
+  });
+  observer.observe({ type: "layout-shift", buffered: true });
+  requestAnimationFrame(() => requestAnimationFrame(() => { observer.disconnect(); done(sum); }));
+})"""
+Sessions = Callable[[str, str], dict[str, str]]
+
+
+def addresses(console: ConsoleServer, org: Organization) -> list[str]:
+    assert find_routes(), "all modules are read"
+    found = [page.path for page in PAGES.values() if page.name]
+    return found + [each for more in ADDRESSES for each in more(console, org)]
+
+
+@pytest.mark.parametrize(
+    ("org", "role", "theme", "narrow"),
+    [
+        ("little", "owner", "light", False),
+        ("much", "owner", "dark", False),
+        ("much", "reader", "light", True),
+    ],
+)
+def test_every_page_can_be_used_by_everybody(
+    visit: Visit, console: ConsoleServer, org: str, role: str, theme: str, narrow: bool
+) -> None:
+    """Axe finds nothing, nothing shifts or is wider than the screen, and no name is a script."""
+    broken: list[str] = []
+    tab = visit(org, role, "/console", theme=theme, narrow=narrow)
+    for address in addresses(console, console.organization(org)):
+        tab.goto(console.url + address)
+        tab.wait_for_load_state("networkidle")
+        broken += [f"{address}: {each}" for each in what_is_wrong(tab, narrow)]
+    assert broken == []
+
+
+def what_is_wrong(tab: Any, narrow: bool) -> list[str]:
+    found: list[str] = []
+    shifted = tab.evaluate(SHIFTED)
+    if shifted > 0.02:
+        found.append(f"shifts by {shifted}")
+    width = tab.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+    if width > 0:
+        found.append(f"is {width} px wider than the screen")
+    if tab.locator("script:not([src])").count():
+        found.append("has an inline script")
+    if tab.locator("[style]:not(.uplot, .uplot *, .u-legend *)").count():
+        found.append("has an inline style")
+    tab.evaluate(AXE.read_text())
+    return found + tab.evaluate(LOOK, RULES)
+
+
+def test_every_page_can_be_read_without_scripts(visit: Visit, console: ConsoleServer) -> None:
+    tab = visit("little", "owner", "/console", script=False)
+    for address in addresses(console, console.little):
+        tab.goto(console.url + address)
+        assert tab.locator("h1").inner_text().strip(), address
+
+
+def test_every_page_has_its_policy_and_is_for_its_roles_alone(
+    console: ConsoleServer, sessions: Sessions
+) -> None:
+    """Nobody sees a page without signing in; a reader sees no form of what a reader may not do."""
+    with httpx.Client(base_url=console.url) as stranger:
+        for address in addresses(console, console.little):
+            led = stranger.get(address)
+            assert led.status_code == 303, address
+            assert led.headers["location"].startswith("/oauth/login?next="), address
+    for role in ("owner", "reader"):
+        with httpx.Client(base_url=console.url, cookies=sessions("much", role)) as client:
+            for address in addresses(console, console.much):
+                shown = client.get(address)
+                assert shown.status_code in (200, 403), (address, shown.status_code)
+                policy = shown.headers["content-security-policy"]
+                assert "default-src 'self'" in policy and "frame-ancestors 'none'" in policy
+                assert "unsafe" not in policy and shown.headers["cache-control"] == "no-store"
+
+
+def test_an_expired_session_leads_to_the_login_and_back(
+    visit: Visit, console: ConsoleServer
+) -> None:
+    tab = visit("little", None, "/console/keys?project=x")
+    assert "/oauth/login?next=" in tab.url
+    tab.get_by_label("E-mail address").fill(console.little.email("admin"))
+    tab.get_by_label("Password").fill("correct horse battery")
+    tab.get_by_role("button", name="Sign in", exact=True).click()
+    tab.wait_for_url("**/console/keys?project=x")
+    # The next step of a page that is open: htmx is told to leave as a whole.
+    tab.context.clear_cookies(name="tollgate_session")
+    tab.locator("form.filters select").select_option(index=1)
+    tab.wait_for_url("**/oauth/login?next=*")
+    assert "%2Fconsole%2Fkeys" in tab.url
+
+
+def test_a_form_of_another_site_changes_nothing(console: ConsoleServer, sessions: Sessions) -> None:
+    with httpx.Client(base_url=console.url, cookies=sessions("little", "owner")) as client:
+        form = {"name": "planted", "inference": "on", "project_id": console.little.project_id}
+        for token in ({}, {"form_token": "0" * 64}):
+            refused = client.post("/console/keys/create", data={**form, **token})
+            assert refused.status_code == 403
+        assert "planted" not in client.get("/console/keys").text
+
+
+def test_the_files_of_others_are_those_of_their_releases() -> None:
+    changed = runpy.run_path("requirements/console_files.py")["changed_files"]
+    assert list(changed()) == []
