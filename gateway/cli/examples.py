@@ -50,6 +50,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "tollgate users create --email me@example.com < password.txt",
     ),
     "tollgate users passwd": ("tollgate users passwd --org acme --email ann@acme.example",),
+    "tollgate users link": (
+        "tollgate users link",
+        "tollgate users link --org acme --email ann@acme.example",
+    ),
     "tollgate users list": ("tollgate users list --org acme",),
     "tollgate spool list": ("tollgate spool list", "tollgate spool list --all --json"),
     "tollgate spool show": ("tollgate spool show 0-1a2b3c4d.12",),

@@ -307,6 +307,10 @@ class ReadyCard(msgspec.Struct, frozen=True, kw_only=True):
     credentials: Path
     shows_key: bool
     """The example holds the key itself: for a terminal, never for an output that is kept."""
+    console: str
+    """The address of the console."""
+    sign_in: str | None = None
+    """A link that signs the first owner in, once: for a terminal alone, too."""
 
     def blocks(self) -> list[str | list[tuple[str, str]]]:
         """Return what is on it: rows of a name and a text, and a call to paste."""
@@ -318,8 +322,12 @@ class ReadyCard(msgspec.Struct, frozen=True, kw_only=True):
         else:
             keys = f"{self.credentials} (api_key for requests, admin_key for administration)"
         about = about_model(self.model)
+        console = f"{self.console} (`tollgate users link` prints a link that signs in)"
+        if self.sign_in is not None:
+            console = f"{self.sign_in} (signs the owner in, once, within 15 minutes)"
         found: list[str | list[tuple[str, str]]] = [
             [
+                ("Console", console),
                 ("API base", self.base_url),
                 ("Keys", keys),
                 ("Model", f"{self.model.name}: {about}" if about else self.model.name),

@@ -177,7 +177,10 @@ class Supervisor:
         )
         self._view.close()
         self._engines.watch()
-        self._welcome(base_url(listener), known, await capacities(self.settings.models))
+        site = self.settings.public_url or base_url(listener).removesuffix("/v1")
+        sign_in = await self._make_sign_in_link(site) if sys.stdout.isatty() else None
+        lines = await capacities(self.settings.models)
+        self._welcome(base_url(listener), known, lines, site, sign_in)
         assert self._stored is not None
         reload = Reload(
             self._read,
@@ -302,7 +305,39 @@ class Supervisor:
                 self._say(f"Waiting for: {missing}")
             await asyncio.sleep(READY_POLL_S)
 
-    def _welcome(self, url: str, known: Credentials | None, capacities: list[str]) -> None:
+    async def _make_sign_in_link(self, site: str) -> str | None:
+        """Make a link that signs the first owner in; None: there is nobody to sign in, or no Redis
+        to keep it, which is told elsewhere."""
+        from redis.asyncio import Redis
+        from redis.exceptions import RedisError
+
+        from gateway.audit.log import FIRST_START
+        from gateway.auth.login.sign_in_links import first_owner, make_link, to_link
+        from gateway.secret import Secret
+        from gateway.tenancy.errors import NotFound
+
+        assert self._db is not None and self.settings.redis_url is not None
+        redis = Redis.from_url(self.settings.redis_url)
+        secret = Secret.load(self.settings.secret_key_file)
+        try:
+            async with self._db.begin() as conn:
+                owner = await first_owner(conn)
+                token = await make_link(conn, redis, owner, secret=secret, actor=FIRST_START)
+        except (NotFound, RedisError, OSError) as error:
+            log.warning("no link to sign in with was made: %s", error)
+            return None
+        finally:
+            await redis.aclose()
+        return to_link(site, token)
+
+    def _welcome(
+        self,
+        url: str,
+        known: Credentials | None,
+        capacities: list[str],
+        site: str,
+        sign_in: str | None,
+    ) -> None:
         models = ", ".join(self.settings.model_names)
         self._say(f"Tollgate is ready on {url} with {models}. State: {self.home.root}")
         for line in capacities:
@@ -316,6 +351,8 @@ class Supervisor:
             known=known,
             credentials=self.home.credentials,
             shows_key=sys.stdout.isatty(),
+            console=f"{site}/console",
+            sign_in=sign_in,
         )
         self._view.show(card)
 

@@ -1,4 +1,4 @@
-"""`tollgate users`: people who may sign in, so that the first of them can.
+"""`tollgate users`: people who may sign in, and a link for the first of them.
 
 A password is read from standard input, asked for where that is a terminal, and never from an
 argument, which other users of the machine could see.
@@ -31,7 +31,7 @@ EMAIL = click.option("--email", required=True, help="The address to sign in with
 
 @click.group()
 def users() -> None:
-    """Create and list users, and set their passwords.
+    """Create and list users, set their passwords, and sign them in.
 
     Passwords come from standard input: `tollgate users create --email me@example.com < file`, or
     are asked for.
@@ -105,6 +105,34 @@ async def passwd(settings: Settings, org: str, email: str) -> None:
             actor=COMMAND_LINE,
         )
     click.echo(f"{user.id} has a new password.")
+
+
+@users.command("link")
+@with_settings
+@with_options(OF_ORG)
+@click.option("--email", help="Whom it signs in. Default: the first owner.")
+async def link(settings: Settings, org: str, email: str | None) -> None:
+    """Print a link that signs somebody in, once, within a quarter of an hour.
+
+    Without --email it is for the first owner of the organization that operates the installation;
+    where that has none yet, who opens the link becomes it.
+    """
+    from gateway.audit.log import COMMAND_LINE
+    from gateway.auth.login.sign_in_links import SignInLink, first_owner, make_link, to_link
+    from gateway.secret import Secret
+    from gateway.tenancy.members.users import find_user
+    from gateway.tenancy.orgs import find_org
+
+    secret = Secret.load(settings.secret_key_file)
+    async with connections(settings) as (db, redis), db.begin() as conn:
+        if email is None:
+            wanted = await first_owner(conn)
+        else:
+            owner = await find_org(conn, name=org)
+            user = await find_user(conn, org_id=owner.id, email=email)
+            wanted = SignInLink(org_id=owner.id, user_id=user.id, role=user.role)
+        token = await make_link(conn, redis, wanted, secret=secret, actor=COMMAND_LINE)
+    click.echo(to_link(settings.issuer, token))
 
 
 @users.command("list")

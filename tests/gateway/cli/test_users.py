@@ -49,8 +49,17 @@ def test_a_user_is_made_listed_and_given_another_password(installed: dict[str, s
     assert header.split() == ["ID", "CREATED", "ROLE", "EMAIL", "NAME"] and len(lines) == 2
     changed = typed(installed, PASSWORD + "2", "users", "passwd", "--email", "ada@example.com")
     assert changed.exit_code == 0 and changed.stdout.endswith(" has a new password.\n")
-    nobody = typed(installed, PASSWORD, "users", "passwd", "--email", "no@example.com")
-    assert nobody.exit_code == 2
+    for command in (("passwd",), ("link",)):
+        nobody = typed(installed, PASSWORD, "users", *command, "--email", "no@example.com")
+        assert nobody.exit_code == 2
+
+
+def test_a_link_signs_somebody_in_or_makes_the_first_owner(installed: dict[str, str]) -> None:
+    for arguments in ((), ("--email", "ada@example.com")):
+        made = invoke(installed, "users", "link", *arguments)
+        assert made.exit_code == 0, made.output
+        assert "/oauth/link?token=" in made.stdout and len(made.stdout.splitlines()) == 1
+        typed(installed, PASSWORD, "users", "create", "--email", "ada@example.com")
 
 
 def test_ctrl_c_ends_the_prompt_for_a_password(installed: dict[str, str]) -> None:

@@ -119,6 +119,7 @@ def card(**changes: object) -> str:
         "known": KNOWN,
         "credentials": Path("/h/credentials.json"),
         "shows_key": False,
+        "console": "http://127.0.0.1:8000/console",
     }
     return ReadyCard(**fields | changes).text()  # type: ignore[arg-type]
 
@@ -126,6 +127,12 @@ def card(**changes: object) -> str:
 def test_the_card_has_the_key_on_a_terminal_alone() -> None:
     assert "sk-" not in card()
     assert "Bearer sk-api" in card(shows_key=True) and "sk-admin" not in card(shows_key=True)
+
+
+def test_the_card_leads_to_the_console() -> None:
+    assert "Console   http://127.0.0.1:8000/console (`tollgate users link`" in card()
+    signs_in = card(sign_in="http://127.0.0.1:8000/oauth/link?token=t", shows_key=True)
+    assert "Console   http://127.0.0.1:8000/oauth/link?token=t (signs the owner in" in signs_in
 
 
 def test_a_card_without_keys_says_how_to_make_one() -> None:
@@ -181,6 +188,7 @@ def test_a_card_on_a_terminal_breaks_no_command_and_no_call(width: int) -> None:
         known=KNOWN,
         credentials=Path("/h/credentials.json"),
         shows_key=True,
+        console="http://127.0.0.1:8000/console",
     )
     lines = card.styled(width).plain.splitlines()
     call = [line for line in lines if line.startswith(("curl", "  -"))]

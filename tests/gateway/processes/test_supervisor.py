@@ -347,7 +347,8 @@ def test_a_start_shows_its_stages_and_a_card_to_go_on_with(fresh: Up) -> None:
         "Ready: model penny",
     }
     assert "penny: 700 KV blocks of 16 tokens, context of " in stages
-    assert card.splitlines()[0] == f"API base  {up.url()}"
+    assert card.splitlines()[0].startswith("Console   http://127.0.0.1:")
+    assert card.splitlines()[1] == f"API base  {up.url()}"
     assert f"Keys      {up.home}/credentials.json (" in card
     assert "Model     penny: 5 M parameters, shows the road, knows little; " in card
     called = subprocess.run(
@@ -386,6 +387,7 @@ def test_on_a_terminal_stages_are_drawn(up: Up) -> None:
             assert stage in said
         assert "✓".encode() in said and b"\x1b[" in said
         assert json.loads((up.home / "credentials.json").read_text())["api_key"].encode() in said
+        assert b"/oauth/link?token=" in said, "so may a link that signs in"
         up.process.send_signal(signal.SIGINT)
         while b"Stopping." not in said:
             said += os.read(parent, 65536)

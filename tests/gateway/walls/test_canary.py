@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from foundation.logs import JsonFormatter
 from gateway.audit.log import COMMAND_LINE, Actor
+from gateway.auth.login.sign_in_links import SignInLink, make_link
 from gateway.auth.oauth.clients.metadata import from_document
 from gateway.auth.oauth.clients.store import create_client, rotate_secret
 from gateway.db import tenant
@@ -39,6 +40,7 @@ from tests.gateway.auth.browsing import (
     authorize_url,
     consent,
     desk_of,
+    hidden,
     live_app,
     new_browser,
     query_of,
@@ -158,6 +160,13 @@ async def issue_to_members(app: Litestar, db: AsyncEngine, acme: Tenant, home: P
     async with db.begin() as conn:
         owner = sa.update(users).where(users.c.id == acme.user_id)
         await conn.execute(owner.values(password_hash=hashed))
+        link = SignInLink(org_id=acme.org_id, user_id=acme.user_id, role="owner")
+        desk = desk_of(app)
+        for _ in range(2):
+            token = await make_link(conn, desk.redis, link, secret=desk.secret, actor=ACTOR)
+    async with new_browser(app) as browser:
+        form = hidden((await browser.get(f"/oauth/link?token={token}")).text)
+        assert (await browser.post("/oauth/link", data=form)).status_code == 303
 
 
 async def issue_oauth(app: Litestar, call: Caller, db: AsyncEngine, acme: Tenant) -> None:
