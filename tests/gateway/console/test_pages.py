@@ -3,6 +3,7 @@ role, with little and with much data, in a real Chromium."""
 
 from __future__ import annotations
 
+import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from gateway.app.create import find_routes
+from gateway.console.assets import ADDRESS
 from gateway.routes.console.frame.navigation import PAGES
 from tests.gateway.console.conftest import Visit
 from tests.gateway.console.seeds import ADDRESSES
@@ -94,6 +96,9 @@ def test_every_page_has_its_policy_and_is_for_its_roles_alone(
             led = stranger.get(address)
             assert led.status_code == 303, address
             assert led.headers["location"].startswith("/oauth/login?next="), address
+        for method, path in routes_of_console(console):
+            told = stranger.request(method, console.url + path)
+            assert told.status_code in (303, 401), (method, path, told.status_code)
     for role in ("owner", "reader"):
         with httpx.Client(base_url=console.url, cookies=sessions("much", role)) as client:
             for address in addresses(console, console.much):
@@ -102,6 +107,17 @@ def test_every_page_has_its_policy_and_is_for_its_roles_alone(
                 policy = shown.headers["content-security-policy"]
                 assert "default-src 'self'" in policy and "frame-ancestors 'none'" in policy
                 assert "unsafe" not in policy and shown.headers["cache-control"] == "no-store"
+
+
+def routes_of_console(console: ConsoleServer) -> list[tuple[str, str]]:
+    """All routes below /console but its files, which are for everybody."""
+    return [
+        (str(method), re.sub(r"\{[^}]*\}", "x", route.path))
+        for route in console.app.routes
+        if route.path.startswith("/console") and not route.path.startswith(ADDRESS)
+        for method in route.methods
+        if method != "OPTIONS"
+    ]
 
 
 def test_an_expired_session_leads_to_the_login_and_back(
