@@ -36,16 +36,20 @@ clients: $(VENV)/.dev .clients/.done
 	.clients/bin/python -m pip install -q -r requirements/clients.txt
 	@touch $@
 
-.PHONY: tests test-nightly test-postgres test-stress clients fields map fuzz soak chaos-nightly run test setup lint lint-types lint-shape lock dist penny clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
+.PHONY: tests test-nightly test-postgres test-stress clients fields map fuzz soak chaos-nightly run test setup lint lint-style lint-types lint-shape lock dist penny clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
 
 # Everything but what is marked `nightly`, with small budgets (tests/budget.py); each worker has a Postgres and a Redis.
-test: $(VENV)/.dev lint
+# Types are checked beside the tests, which wait for processes: what mypy says comes last.
+test: $(VENV)/.dev lint-style
 ifeq ($(strip $(PYTEST_ARGS)),)
-	@$(MAKE) --no-print-directory tests
+	@said=$$(mktemp); $(BIN)/mypy >$$said 2>&1 & types=$$!; \
+	  $(MAKE) --no-print-directory lint-shape tests; status=$$?; \
+	  wait $$types || status=1; cat $$said; rm $$said; exit $$status
 else
+	@$(MAKE) --no-print-directory -j2 lint-types lint-shape
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
 
@@ -95,10 +99,12 @@ map: $(VENV)/.dev
 setup: $(VENV)/.dev
 
 # Types beside the rest: each takes one core.
-lint: $(VENV)/.dev
+lint: $(VENV)/.dev lint-style
+	@$(MAKE) --no-print-directory -j2 lint-types lint-shape
+
+lint-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@$(MAKE) --no-print-directory -j2 lint-types lint-shape
 
 lint-types:
 	$(BIN)/mypy

@@ -26,6 +26,7 @@ SUPERVISOR_FILE = "supervisor.log"
 """Its own file, whose lines it writes to stdout itself."""
 MAX_TAIL_BYTES = 64 * 1024
 SUPERVISOR = "supervisor"
+STDERR = 2
 """Its name in every line; what it prints, a person may paste."""
 GROUP_BORDER = " |+-"
 """The characters that `traceback` draws around the members of an exception group."""
@@ -52,6 +53,11 @@ def write_log_file(path: Path, *, json_lines: bool) -> None:
     handler = logging.FileHandler(path)
     handler.setFormatter(logs.JsonFormatter(SUPERVISOR) if json_lines else logs.HumanFormatter())
     logging.getLogger().addHandler(handler)
+
+
+def write_lines(lines: bytes) -> None:
+    """Write whole lines where this process logs: to stderr, past Python's buffers."""
+    os.write(STDERR, lines)
 
 
 def worker_name(worker_id: str) -> str:

@@ -14,7 +14,7 @@ import os
 import random
 import shutil
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.ext.asyncio import AsyncEngine
 from xdist.scheduler import LoadScopeScheduling
 
+from gateway import logs
 from gateway.auth.login import passwords
 from gateway.db import create_engine
 from gateway.home import Home
@@ -116,6 +117,16 @@ def shuffle(items: list[pytest.Item], draw: random.Random) -> None:
     )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage while tests are collected: there is none."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only a night has time for. Two at a time, files with long tests come first:
@@ -152,6 +163,14 @@ def real_parameters() -> Iterator[argon2.Parameters]:
         found = passwords.PARAMETERS
         patch.setattr(passwords, "PARAMETERS", CHEAPEST)
         yield found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_access_lines() -> Iterator[None]:
+    """A gateway in the tests' own process writes its lines into no report of pytest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logs, "write_lines", lambda lines: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -274,6 +274,41 @@ class Stack:
         return done.stdout
 
 
+class Callers:
+    """Clients who ask until told to stop; one who is failed ends, and tells at the end.
+
+    `ask`: one request of a client; it returns the request's id. `answered`: the ids, in order.
+    """
+
+    def __init__(self, ask: Callable[[], str], clients: int) -> None:
+        self.answered: list[str] = []
+        self._ask, self._stop = ask, threading.Event()
+        self._more = threading.Condition()
+        self._threads = ThreadPoolExecutor(clients)
+        self._done = [self._threads.submit(self._go_on) for _ in range(clients)]
+
+    def _go_on(self) -> None:
+        while not self._stop.is_set():
+            answered = self._ask()
+            with self._more:
+                self.answered.append(answered)
+                self._more.notify_all()
+
+    def wait_for_more(self, number: int) -> None:
+        """Until as many requests were answered from now on."""
+        with self._more:
+            wanted = len(self.answered) + number
+            done = self._more.wait_for(lambda: len(self.answered) >= wanted, timeout=120)
+        assert done, [each.exception() for each in self._done if each.done()]
+
+    def end(self) -> None:
+        """Raises: what a client met."""
+        self._stop.set()
+        for each in self._done:
+            each.result()
+        self._threads.shutdown()
+
+
 @contextmanager
 def running(name: str = "home", **options: Any) -> Iterator[Stack]:
     """A stack with these options in a folder of its own, in which its home has this name; stopped

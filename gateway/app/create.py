@@ -37,7 +37,7 @@ from billing.ledger.spend_totals import ever_used
 from billing.spool.spool import Spool
 from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet
-from gateway import routes
+from gateway import logs, routes
 from gateway.app.connection import LAST_REQUEST_S
 from gateway.app.live import LiveConfiguration
 from gateway.app.sealed_rows import periodic_sealing
@@ -123,7 +123,6 @@ SHIP_TIMEOUT_S = 10.0
 """At shutdown: what is not in Postgres by then stays in the spool, for whoever adopts it."""
 CACHED_SALTS = 65_536
 CACHE_SALT = "cache-salt"
-STDERR = 2
 OF_METRICS_LISTENER = frozenset({"/metrics", "/health", "/health/live", "/health/ready", "/ping"})
 NOT_OF_METRICS_LISTENER = "Here are /metrics, /health, /health/live and /health/ready.\n"
 
@@ -259,8 +258,9 @@ def open_access_log(
         if record_span is not None:
             record_span(answer, line)
 
-    write = partial(os.write, STDERR)
-    made = AccessLog(settings.logs, telemetry, write, process=process, on_answer=on_answer)
+    made = AccessLog(
+        settings.logs, telemetry, logs.write_lines, process=process, on_answer=on_answer
+    )
     return stack.enter_context(made.running())
 
 

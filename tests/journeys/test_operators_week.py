@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from migrations.releases import last_release
 from tests.gateway.backup.test_restored import folder, run
 from tests.journeys.upstreams import good, live_upstreams
 from tests.mcp_bridge.upstream.stdio.servers import SDK_SERVER
-from tests.stack import Stack
+from tests.stack import Callers, Stack
 from tests.upgrade.release_tree import check_out
 
 __all__ = ["folder"]
@@ -49,51 +48,26 @@ class OlderStack(Stack):
         return [sys.executable, "-P", "-m", "gateway", *super().command()[1:]]
 
 
-class Customers:
-    """Clients who ask until told to stop, and are told of every failure: they try nothing again."""
-
-    def __init__(self, client: OpenAI) -> None:
-        self.answered: list[str] = []
-        self._client, self._stop = client, threading.Event()
-        self._more = threading.Condition()
-        self._threads = ThreadPoolExecutor(CLIENTS)
-        self._done = [self._threads.submit(self._ask) for _ in range(CLIENTS)]
-
-    def _ask(self) -> None:
-        while not self._stop.is_set():
-            with self._client.chat.completions.create(
-                model="penny", messages=HELLO, max_tokens=16, stream=True
-            ) as stream:
-                chunks = list(stream)
-            assert chunks[-1].choices[0].finish_reason in ("stop", "length")
-            with self._more:
-                self.answered.append(chunks[0].id)
-                self._more.notify_all()
-
-    def wait_for_more(self) -> None:
-        """Until each change was followed by whole answers."""
-        with self._more:
-            wanted = len(self.answered) + ANSWERS
-            done = self._more.wait_for(lambda: len(self.answered) >= wanted, timeout=120)
-        assert done, [each.exception() for each in self._done if each.done()]
-
-    def end(self) -> None:
-        self._stop.set()
-        for each in self._done:
-            each.result()
-        self._threads.shutdown()
-
-
 HELLO: Any = [{"role": "user", "content": "Hello!"}]
 
 
+def ask_for_stream(client: OpenAI) -> str:
+    with client.chat.completions.create(
+        model="penny", messages=HELLO, max_tokens=16, stream=True
+    ) as stream:
+        chunks = list(stream)
+    assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+    return chunks[0].id
+
+
 @contextmanager
-def customers(client: OpenAI) -> Iterator[Customers]:
-    made = Customers(client)
+def customers(client: OpenAI) -> Iterator[Callers]:
+    """They are told of every failure: `client` tries nothing again."""
+    made = Callers(partial(ask_for_stream, client), CLIENTS)
     try:
-        made.wait_for_more()
+        made.wait_for_more(ANSWERS)
         yield made
-        made.wait_for_more()
+        made.wait_for_more(ANSWERS)
     finally:
         made.end()
 
@@ -154,12 +128,12 @@ async def test_an_operators_week_costs_no_customer_an_answer(folder: Path) -> No
             customers(stack.client(api_key=key, max_retries=0)) as callers,
         ):
             reload(stack)
-            callers.wait_for_more()
+            callers.wait_for_more(ANSWERS)
             upstream.play(good)
             stack.run("models", "add", "far", "--upstream", upstream.base_url)
             ask(stack, key, "far")
             add_server(stack, key)
-            callers.wait_for_more()
+            callers.wait_for_more(ANSWERS)
             stack.run("backup", "create", "--to", recipient, archive)
         stack.wait_booked()
         assert "The books balance." in stack.run("reconcile")

@@ -86,7 +86,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     from gateway.processes.restarter import StartError
     from gateway.secret import SecretError
     from gateway.tenancy.errors import TenancyError
-    from migrations.runner import MigrationError
+    from migrations.errors import MigrationError
 
     try:
         asyncio.run(work)

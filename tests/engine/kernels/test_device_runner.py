@@ -201,6 +201,7 @@ def test_drafts_are_verified(num_draft_tokens: int, device: torch.device, tmp_pa
     )
 
 
+@pytest.mark.nightly
 def test_grammars(device: torch.device, tmp_path: Path) -> None:
     """From graphs, a step ahead and behind drafts, beside rows without and over poison."""
     model = load(tmp_path, device)
@@ -249,6 +250,7 @@ def test_drafts_come_from_graphs(device: torch.device, tmp_path: Path) -> None:
     assert eager == 2 and len(replayed) == 8
 
 
+@pytest.mark.nightly
 def test_drafts_behind_drafts_are_penalised_less(device: torch.device, tmp_path: Path) -> None:
     """For what the host knows of the text: not all that verifies them does. Two sequences of
     which one is caught up with in portions."""
@@ -274,6 +276,7 @@ def guess_alike(
     return guesser
 
 
+@pytest.mark.nightly
 def test_adapters_in_graphs(device: torch.device, tmp_path: Path) -> None:
     base = checkpoints.save("llama3", tmp_path / "base")
     adapters = {

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -162,6 +161,8 @@ def test_a_mixed_batch_says_what_each_merged_model_says(family: Family) -> None:
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 def test_adapters_that_peft_trained_say_what_peft_says(tmp_path: Path) -> None:
     """Made, saved and run by PEFT itself; here both are served over one base, in one batch."""
+    import peft  # two seconds, which all who collect this file would wait
+
     folder = checkpoints.save("qwen3", tmp_path / "base")
     model = copy.deepcopy(checkpoints.build("qwen3"))  # PEFT changes what it is given
     settings: dict[str, dict[str, Any]] = {

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 from openai import OpenAI
 
 from tests.gateway.backup.test_restored import folder, run
-from tests.stack import Stack
+from tests.stack import Callers, Stack
 
 __all__ = ["folder"]
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
@@ -18,33 +17,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 CLIENTS = 4
 ANSWERS = 20
 """As many come before the backup begins, and as many again until the load ends."""
-
-
-class Load:
-    """Clients who ask until told to stop; `answered` has the ids of the requests, in order."""
-
-    def __init__(self, client: OpenAI) -> None:
-        self.answered: list[str] = []
-        self._client, self._stop = client, threading.Event()
-        self._more = threading.Condition()
-        self._threads = ThreadPoolExecutor(CLIENTS)
-        self._done = [self._threads.submit(self._ask) for _ in range(CLIENTS)]
-
-    def _ask(self) -> None:
-        while not self._stop.is_set():
-            self.answered.append(ask(self._client))
-            with self._more:
-                self._more.notify_all()
-
-    def wait(self, number: int) -> None:
-        with self._more:
-            assert self._more.wait_for(lambda: len(self.answered) >= number, timeout=120)
-
-    def end(self) -> None:
-        self._stop.set()
-        for each in self._done:
-            each.result()
-        self._threads.shutdown()
 
 
 def ask(client: OpenAI) -> str:
@@ -61,12 +33,12 @@ async def test_a_restored_home_serves_its_customers_and_balances(folder: Path) -
     try:
         stack.start()
         recipient = run({}, "backup", "key", identity).strip()
-        load = Load(stack.client())
+        load = Callers(partial(ask, stack.client()), CLIENTS)
         try:
-            load.wait(ANSWERS)
+            load.wait_for_more(ANSWERS)
             before = list(load.answered)
             stack.run("backup", "create", "--to", recipient, archive)
-            load.wait(len(before) + ANSWERS)
+            load.wait_for_more(ANSWERS)
         finally:
             load.end()
         key = stack.credentials["api_key"]

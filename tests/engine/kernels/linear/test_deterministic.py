@@ -128,7 +128,7 @@ def test_launches_tell_no_number(form: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert len(asked) == expected
 
 
-@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("form", ["int8", pytest.param("int4", marks=pytest.mark.nightly)])
 def test_experts_of_a_token_are_the_same_in_any_number(form: str, device: torch.device) -> None:
     torch.manual_seed(2)
     dtype, hidden, inner, num_experts = torch.float16, 64, 32, 3

@@ -117,6 +117,7 @@ def test_the_tensors_keep_their_place_while_they_suffice() -> None:
         assert places == (rows.rows.data_ptr(), rows.tile_slots.data_ptr())
 
 
+@pytest.mark.nightly
 def test_the_whole_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the same engine with the kernels off."""
     from tests.engine import checkpoints
