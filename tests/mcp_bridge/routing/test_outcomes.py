@@ -72,7 +72,7 @@ class Inner:
 def guarded(inner: Any) -> tuple[GuardedExchange, Kept]:
     guard = Passing()
     caller = Caller(org_id="org_a", project_id="p", subject="s", client="c")
-    source: Any = type("Source", (), {"caller": caller})
+    source: Any = type("Source", (), {"caller": caller, "name": "s"})
     asking: Any = GuardedRequest(upstream=source, alias="a", method="tools/call", params={})
     return GuardedExchange(inner, guard, caller, asking), guard.given
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,7 +128,8 @@ async def test_a_sample_that_does_not_conform_reaches_no_server(
     async for world in world_of(redis, ERAS[1]):
         image = {"type": "image", "data": data, "mimeType": "image/png"}
         sample = {"role": "assistant", "model": "m", "content": image}
-        request = GuardedRequest(upstream=None, alias="", method="", params={})  # type: ignore[arg-type]
+        source: Any = SimpleNamespace(name="s")
+        request = GuardedRequest(upstream=source, alias="", method="", params={})
         exchange = GuardedExchange(inner, Guard(), ALICE, request)
         seen: list[Event] = []
         async for event in exchange.events():
