@@ -20,6 +20,7 @@ FILES = {
     "console.js": "text/javascript",
     "charts.js": "text/javascript",
     "passkeys.js": "text/javascript",
+    "playground.js": "text/javascript",
     "icon.svg": "image/svg+xml",
     "vendor/htmx.min.js": "text/javascript",
     "vendor/uPlot.iife.min.js": "text/javascript",

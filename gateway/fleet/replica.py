@@ -148,6 +148,17 @@ class SizedReplica(Protocol):
 
 
 @runtime_checkable
+class TemplatedReplica(Protocol):
+    """A replica that knows what its model can be told: it has the chat template."""
+
+    @property
+    def takes_chats(self) -> bool: ...
+
+    @property
+    def takes_tools(self) -> bool: ...
+
+
+@runtime_checkable
 class ObservedReplica(Protocol):
     """A replica that is known by what requests saw of it: it is somebody else's."""
 

@@ -58,6 +58,10 @@ class BridgeToolbox:
         self._price_of = price_of
         self._ids = count(1)
 
+    def labels(self, *, org_id: str, project_id: str, user_id: str | None) -> tuple[str, ...]:
+        endpoint = self._bridge.endpoint(org_id, user_id=user_id, project_id=project_id)
+        return () if endpoint is None else tuple(each.name for each in endpoint.upstreams)
+
     def knows(self, principal: Principal, server_label: str) -> bool:
         return self._endpoint(principal, server_label) is not None
 

@@ -50,6 +50,10 @@ class ListFailed(Exception):
 
 
 class Toolbox(Protocol):
+    def labels(self, *, org_id: str, project_id: str, user_id: str | None) -> tuple[str, ...]:
+        """Return the labels of the servers that somebody may name."""
+        ...
+
     def knows(self, principal: Principal, server_label: str) -> bool: ...
 
     async def offered(self, principal: Principal, server_label: str) -> tuple[OfferedTool, ...]:

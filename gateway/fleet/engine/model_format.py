@@ -78,6 +78,10 @@ class ModelFormat:
         """The chat template as it was written."""
         return self._template.source
 
+    @property
+    def takes_tools(self) -> bool:
+        return self._template.takes_tools
+
     def check(self, prompt: ChatPrompt) -> None:
         """Check what can be said before anything is rendered. Raises UnsupportedField."""
         if prompt.reasoning_effort is not None and not prompt.effort_is_hint:

@@ -129,6 +129,14 @@ class EngineReplica:
     def max_model_len(self) -> int | None:
         return self._client.status.max_model_len if self._client.connected else None
 
+    @property
+    def takes_chats(self) -> bool:
+        return self._format is not None
+
+    @property
+    def takes_tools(self) -> bool:
+        return self._format is not None and self._format.takes_tools
+
     async def abort(self, attempt_id: str) -> None:
         await self._client.abort(attempt_id)
 

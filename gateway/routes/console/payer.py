@@ -17,7 +17,7 @@ from gateway.routes.shared.access import services
 from gateway.routes.shared.browser import Browser
 from gateway.routes.shared.guards import check_network
 from gateway.tenancy.errors import NotAllowed, NotFound
-from gateway.tenancy.keys.console_keys import ensure_console_key, find_usable_key
+from gateway.tenancy.keys.console_keys import ensure_console_key, find_key_to_pay
 from gateway.tenancy.keys.keys import ID_FORM
 
 PAYER = "payer"
@@ -59,7 +59,7 @@ async def find_key(
     found, who = services(request), {"org_id": session.org_id, "user_id": session.user_id}
     if chosen.startswith(KEY_PREFIX):
         async with tenant(found.db, session.org_id) as conn:
-            return (await find_usable_key(conn, key_id=chosen, **who)).id
+            return (await find_key_to_pay(conn, key_id=chosen, **who)).id
     if SCOPE_INFERENCE not in SCOPES_OF[session.role]:
         raise NotAllowed(PAYER, NO_ROLE)
     pepper_id, pepper = found.authenticator.pepper

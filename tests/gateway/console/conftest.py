@@ -138,5 +138,6 @@ def visit(
 
 
 def note(said: list[str], message: Any) -> None:
-    if message.type in ("error", "warning"):
+    """Note what a page says, but for the browser's word that a page is not theirs."""
+    if message.type in ("error", "warning") and "status of 403" not in message.text:
         said.append(f"{message.type}: {message.text}")

@@ -113,6 +113,9 @@ class FakeToolbox:
         """The state of each approval that tools asked for; a test that changes one stands for the
         rules."""
 
+    def labels(self, **_: str | None) -> tuple[str, ...]:
+        return tuple(self._servers)
+
     def knows(self, principal: Principal, server_label: str) -> bool:
         return server_label in self._servers
 

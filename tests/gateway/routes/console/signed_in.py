@@ -10,7 +10,9 @@ import requests
 
 from gateway.auth.login.login import PASSWORD, LoginOrigin
 from gateway.db import tenant
-from gateway.routes.console.playground import COMPLETIONS, PURPOSE, TOKEN_HEADER
+from gateway.routes.console.frame.page import TOKEN_HEADER
+from gateway.routes.console.frame.request import PURPOSE
+from gateway.routes.console.playground import COMPLETIONS
 from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
 
 HERE = LoginOrigin(address="127.0.0.1", device_cookie=None, request_id=None)
