@@ -1,33 +1,37 @@
 """Formats what every process logs alike: one JSON object a line, or a line for a person.
 
 A record is what was said, the process that says it, and the ids of the request it is about. Nothing
-here reads a request but its `traceparent` (W3C Trace Context), so no prompt and no key slips in.
+here reads a request but the trace that it names, so no prompt and no key slips in.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Context, ContextVar, copy_context
 from datetime import UTC, datetime
 from typing import Generic, TextIO, TypeVar
 
 import msgspec
 
-from foundation.stages import Stages
+from foundation.stages import Stage, Stages, new_span_id
 from foundation.tasks import LogAndContinue
+from foundation.trace_context import (
+    TRACE_HEADERS,
+    ClientTrace,
+    TracePolicy,
+    read_trace,
+    traceparent,
+)
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.{0,256})?")
-"""Version, trace id, parent id and flags; a later version may add a part (Trace Context, 3.2)."""
-NO_TRACE, NO_PARENT, NO_VERSION = b"0" * 32, b"0" * 16, b"ff"
+MAX_NAMED_BYTES = 1024
 MAX_WAITING_LINES = 10_000
 MAX_WRITE_BYTES = 4096
 """PIPE_BUF of Linux: a write up to that size is not mixed with another one (pipe(7))."""
@@ -37,29 +41,53 @@ WRITE_INTERVAL_S = 0.1
 class LogContext:
     """Names the request that a task works for. `request`: its id, `req_` and 32 hex digits, of
     which a trace is made where the client named none. `headers`: what the client sent; they are
-    looked through once something is logged, not before. `stages`: those of the request.
+    looked through once somebody asks for the trace, not before. `policy`: which traces are recorded
+    and passed on; None: none. `stages`: those of the request.
     """
 
-    __slots__ = ("_headers", "_parent", "_trace", "request", "stages")
+    __slots__ = ("_client", "_headers", "_is_sampled", "policy", "request", "stages")
 
-    def __init__(self, request: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        self.request, self.stages = request, Stages()
-        self._headers, self._trace, self._parent = headers, "", ""
+    def __init__(
+        self,
+        request: str,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+        policy: TracePolicy | None = None,
+    ) -> None:
+        self.request, self.policy, self.stages = request, policy, Stages()
+        self._headers = headers
+        self._client: ClientTrace | None = None
+        self._is_sampled: bool | None = None
+
+    @property
+    def client(self) -> ClientTrace:
+        """The trace that the client named."""
+        headers = self._headers  # before the look at `_client`: a thread asks, too
+        if self._client is None:
+            self._client = read_trace(headers)
+            self._headers = ()
+        return self._client
+
+    def note_client(self, named: Mapping[str, object]) -> None:
+        if not self.client.trace and self._is_sampled is None:
+            self._client = read_trace(
+                (name.encode(), str(value).encode(errors="replace")[:MAX_NAMED_BYTES])
+                for name, value in named.items()
+                if name in TRACE_HEADERS
+            )
 
     @property
     def trace(self) -> str:
         """The trace id, 32 hex digits."""
-        if not self._trace:
-            sent = next((value for name, value in self._headers if name == b"traceparent"), b"")
-            trace, self._parent = read_traceparent(sent)
-            self._trace = trace or self.request[-32:]
-            self._headers = ()
-        return self._trace
+        return self.client.trace or self.request[-32:]
 
     @property
-    def parent(self) -> str:
-        """The id of the client's span, 16 hex digits; empty where it named none."""
-        return self._parent if self.trace else ""
+    def is_sampled(self) -> bool:
+        """Whether the trace is recorded, as far as that can be said before the request has ended;
+        decided once."""
+        if self._is_sampled is None:
+            policy = self.policy
+            self._is_sampled = policy is not None and policy.samples(self.request, self.client)
+        return self._is_sampled
 
 
 LOG_CONTEXT: ContextVar[LogContext | None] = ContextVar("log_context", default=None)
@@ -79,14 +107,28 @@ def current_stages() -> Stages:
     return Stages() if context is None else context.stages
 
 
-def read_traceparent(traceparent: bytes) -> tuple[str, str]:
-    """Return the trace id and the parent id of a `traceparent` header; empty where it is none."""
-    found = TRACEPARENT.fullmatch(traceparent)
-    if found is None or traceparent[:2] == NO_VERSION:
-        return "", ""
-    if found[1] == NO_TRACE or found[2] == NO_PARENT:
-        return "", ""
-    return found[1].decode(), found[2].decode()
+def outgoing_trace(stage: Stage | None, destination: str) -> dict[str, str]:
+    """Return `traceparent` and `tracestate` for what a stage of this task's request sends; nothing
+    where the destination is not to know them. `destination`: as `TracePolicy` has it."""
+    context = LOG_CONTEXT.get()
+    if stage is None or context is None:
+        return {}
+    policy = context.policy
+    if policy is None or not policy.sends_to(destination):
+        return {}
+    if not stage.span_id:
+        stage.span_id = new_span_id()
+    parent = traceparent(context.trace, stage.span_id, is_sampled=context.is_sampled)
+    state = context.client.state
+    return {"traceparent": parent, "tracestate": state} if state else {"traceparent": parent}
+
+
+def note_client_trace(named: Mapping[str, object]) -> None:
+    """Take the trace that a message of this task's request names (`_meta` of MCP, SEP-414), unless
+    the request's headers name one."""
+    context = LOG_CONTEXT.get()
+    if context is not None and isinstance(named.get("traceparent"), str):
+        context.note_client(named)
 
 
 def to_time(seconds: float) -> str:

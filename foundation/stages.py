@@ -7,6 +7,7 @@ works for a request finds its stages in the `LogContext` of the task. Times are 
 
 from __future__ import annotations
 
+import random
 import time
 from contextvars import ContextVar
 from types import TracebackType
@@ -48,6 +49,10 @@ class Stage(msgspec.Struct, gc=False):
     not."""
     within: Stage | None = None
     """The attempt that it is a part of."""
+    ref: str = ""
+    """The id of an attempt in the books."""
+    cache_cause: str = ""
+    """Why an attempt read so much from a cache and no more."""
     span_id: int = 0
     """Its id in a trace, once somebody has to know it; 0: it has none."""
 
@@ -88,6 +93,11 @@ class Stages(list[Stage]):
     @property
     def have_ended(self) -> bool:
         return all(stage.ended_at for stage in self)
+
+
+def new_span_id() -> int:
+    """Draw an id of 64 bits; zero is none."""
+    return random.getrandbits(64) or 1
 
 
 CURRENT_ATTEMPT: ContextVar[Stage | None] = ContextVar("current_attempt", default=None)

@@ -214,11 +214,7 @@ class Telemetry:
             ["upstream", "kind"],
             registry=self.registry,
         )
-        self.access_lines_dropped = Counter(
-            "tollgate_access_lines_dropped",
-            "Lines of the access log that were not written: the disk is full, or nobody reads.",
-            registry=self.registry,
-        )
+        self._make_log_metrics()
         self.request_rows_dropped = Counter(
             "tollgate_request_rows_dropped",
             "Requests that are missing in the log of requests: Postgres was away for too long.",
@@ -251,6 +247,23 @@ class Telemetry:
             "Attempts to tell a person of an event by e-mail: delivered, failed (tried again), "
             "dead (given up).",
             ["outcome"],
+            registry=self.registry,
+        )
+
+    def _make_log_metrics(self) -> None:
+        self.access_lines_dropped = Counter(
+            "tollgate_access_lines_dropped",
+            "Lines of the access log that were not written: the disk is full, or nobody reads.",
+            registry=self.registry,
+        )
+        self.spans_sent = Counter(
+            "tollgate_spans_sent",
+            "Spans of traces that the collector took.",
+            registry=self.registry,
+        )
+        self.spans_lost = Counter(
+            "tollgate_spans_lost",
+            "Spans that were not sent: the collector is away or slow, and no more of them wait.",
             registry=self.registry,
         )
 
@@ -448,9 +461,11 @@ class RequestMeter:
         meter.stages = self.stages
         return meter
 
-    def begin_attempt(self, replica: str) -> Stage:
-        """Begin the stage of a try on a replica, which `received` divides further."""
+    def begin_attempt(self, replica: str, ref: str = "") -> Stage:
+        """Begin the stage of a try on a replica, which `received` divides further. `ref`: the id of
+        its usage."""
         attempt = self._attempt = self.stages.begin("attempt", replica)
+        attempt.ref = ref
         self._begun_at, self._decode = attempt.began_at, None
         return attempt
 

@@ -37,6 +37,7 @@ from billing.ledger.spend_totals import ever_used
 from billing.spool.spool import Spool
 from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet
+from foundation.trace_context import TracePolicy
 from gateway import logs, routes
 from gateway.app.connection import LAST_REQUEST_S
 from gateway.app.live import LiveConfiguration
@@ -246,20 +247,25 @@ def open_access_log(
     *,
     process: str,
 ) -> AccessLog:
-    record_row, record_span = recording(request_log.put), None
-    if settings.traces is not None:
-        from gateway.routes.asgi.request_spans import RequestSpans  # needs the extra `otel`
+    record_row, record_spans, policy = recording(request_log.put), None, None
+    if (traces := settings.traces) is not None:
+        from gateway.traces.request_spans import recording_spans  # needs the extra `otel`
 
-        spans = RequestSpans(settings.traces.endpoint, process=process)
-        record_span = stack.enter_context(spans.running()).record
+        record_spans = stack.enter_context(recording_spans(traces, telemetry, process=process))
+        policy = TracePolicy(
+            ratio=traces.ratio,
+            client_sampled_per_s=traces.client_sampled_per_s,
+            send_to=traces.send_context_to,
+        )
 
     def on_answer(answer: NotedAnswer, line: AccessLine) -> None:
         record_row(answer, line)
-        if record_span is not None:
-            record_span(answer, line)
+        if record_spans is not None:
+            record_spans(answer, line)
 
+    write = logs.write_lines
     made = AccessLog(
-        settings.logs, telemetry, logs.write_lines, process=process, on_answer=on_answer
+        settings.logs, telemetry, write, process=process, on_answer=on_answer, policy=policy
     )
     return stack.enter_context(made.running())
 

@@ -81,9 +81,11 @@ class ReplicaAttempt:
 
     async def run(self) -> Outcome:
         """Stream until the end, whatever ends it, and bill it; a stage of the request."""
-        with self.call.meter.begin_attempt(self.replica.name) as stage:
+        with self.call.meter.begin_attempt(self.replica.name, self.record.id) as stage:
             CURRENT_ATTEMPT.set(stage)  # of this task, which the application owns
             outcome = await self._run()
+            if self.cache is not None:
+                stage.cache_cause = self.cache.cause
             if self.delivery.was_left:
                 stage.outcome = "left"
             elif outcome.failure is not None:

@@ -38,8 +38,11 @@ def check_models(settings: Settings, *, weights: bool) -> None:
                 read_api_key(replica, settings.secret_key_file)
             except SettingsError as error:
                 raise type(error)(f"{where}{error}") from None
-    if settings.traces is not None:
-        _check_extra("otel", "opentelemetry.exporter.otlp.proto.http", "traces")
+    if (traces := settings.traces) is not None:
+        extra = "otel" if traces.protocol == "http" else "otel-grpc"
+        _check_extra(extra, f"opentelemetry.exporter.otlp.proto.{traces.protocol}", "traces")
+        if traces.headers_env is not None:
+            read_secret(traces.headers_env, "traces.headers_env")
     if (mail := settings.mail) is not None and mail.password_env is not None:
         read_secret(mail.password_env, "mail.password_env")
     if (store := settings.file_store) is not None:

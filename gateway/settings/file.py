@@ -128,10 +128,26 @@ class MailConfig(Strict, frozen=True, kw_only=True):
 
 
 class TracesConfig(Strict, frozen=True, kw_only=True):
-    """`[traces]`: where a span of each request is sent."""
+    """`[traces]`: which requests are recorded as traces, where their spans are sent, and who is
+    told of their traces."""
 
     endpoint: Url
-    """The base URL of a collector that takes OTLP over HTTP."""
+    """The URL of a collector that takes OTLP: for HTTP the base of its paths."""
+    protocol: Literal["http", "grpc"] = "http"
+    headers_env: Name | None = None
+    """The environment variable that holds what the collector wants to be shown:
+    `name=value,name=value`."""
+    ratio: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    """How many of the requests are recorded whose clients record no trace."""
+    client_sampled_per_s: Annotated[float, Meta(ge=0, le=100_000)] = 10.0
+    """How many a second are recorded in one worker because their clients record them; beyond that
+    they are sampled like all others."""
+    slow_s: Annotated[float, Meta(gt=0, le=86_400)] | None = 10.0
+    """A request whose first token comes later, or whose answer does that has no tokens, is recorded
+    in any case, as one that fails is. None: how long it takes does not matter."""
+    send_context_to: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
+    """The models of upstreams and MCP servers (`mcp/NAME`) that get `traceparent` and `tracestate`
+    with what is asked of them; `*` and `mcp/*` are all."""
 
 
 class MetricsConfig(Strict, frozen=True, kw_only=True):

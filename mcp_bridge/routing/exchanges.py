@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any, Protocol
 
@@ -137,6 +137,10 @@ class Exchange(Protocol):
         """True if the server may have been asked."""
         ...
 
+    def carry(self, trace: Mapping[str, str]) -> None:
+        """Send the context of a trace with what is asked from now on."""
+        ...
+
     def events(self) -> AsyncGenerator[Event]:
         """Raises: RpcError."""
         ...
@@ -158,7 +162,11 @@ class ModernExchange:
         self._method, self._params = method, for_server(method, params, modern=True)
         self._next: dict[str, Any] | None = self._params
         self._state: str | None = None
+        self._trace: Mapping[str, str] = {}
         self.is_out = False
+
+    def carry(self, trace: Mapping[str, str]) -> None:
+        self._trace = trace
 
     async def events(self) -> AsyncGenerator[Event]:
         while self._next is not None:
@@ -173,6 +181,7 @@ class ModernExchange:
         headers = modern_headers(method, params)
         if method == "tools/call":
             headers |= await self._param_headers(params)
+        params, headers = with_trace(params, self._trace), {**headers, **self._trace}
         message = rpc.request(upstream.next_id(), method, params)
         async with upstream.ask("POST", message, headers, on_sent=self._sent) as answer:
             if answer.status >= 500:
@@ -264,7 +273,11 @@ class LegacyExchange:
         self._asked: dict[str, tuple[rpc.RequestId, str]] = {}
         self._count = self._requests = 0
         self._spent = ReadCount()
+        self._trace: Mapping[str, str] = {}
         self.is_out = False
+
+    def carry(self, trace: Mapping[str, str]) -> None:
+        self._trace = trace
 
     async def events(self) -> AsyncGenerator[Event]:
         session = await self._sessions.get(self._upstream)
@@ -316,8 +329,8 @@ class LegacyExchange:
 
     async def _run(self, session: UpstreamSession) -> AsyncGenerator[Event]:
         """Raises: SessionEnded, where it has done nothing."""
-        message = rpc.request(self._id, self._method, self._params)
-        headers = legacy_headers(session)
+        message = rpc.request(self._id, self._method, with_trace(self._params, self._trace))
+        headers = {**legacy_headers(session), **self._trace}
         asked = self._upstream.ask("POST", message, headers, on_sent=self._sent)
         last_id: str | None = None
         tries = polls = 0
@@ -425,6 +438,11 @@ class LegacyExchange:
             await self._upstream.notify(self._session, message)
         except (SessionEnded, Unreachable):
             return
+
+
+def with_trace(params: dict[str, Any], trace: Mapping[str, str]) -> dict[str, Any]:
+    """Return parameters whose `_meta` names a trace (SEP-414), beside what it has."""
+    return {**params, "_meta": {**rpc.meta_of(params), **trace}} if trace else params
 
 
 async def both(

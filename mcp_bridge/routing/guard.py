@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from foundation.logs import current_stages
+from foundation.logs import current_stages, outgoing_trace
 from foundation.stages import Stage
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
@@ -201,6 +201,7 @@ class GuardedExchange:
             return
         outcome: Outcome | None = None
         stage = self._begin_stage()
+        self._inner.carry(outgoing_trace(stage, f"mcp/{self._request.upstream.name}"))
         try:
             async with aclosing(self._inner.events()) as events:
                 async for found in events:
@@ -267,6 +268,9 @@ class GuardedExchange:
         name = str(request.params.get("name", request.params.get("uri", "")))
         place = self._caller, request.upstream
         await self._guard.note_declined(*place, declined.method, name, declined.reason)
+
+    def carry(self, trace: Mapping[str, str]) -> None:
+        self._inner.carry(trace)
 
     async def answer(self, answers: Answers) -> None:
         checked = {key: self._checked(key, answered) for key, answered in answers.items()}

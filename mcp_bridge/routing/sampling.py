@@ -8,7 +8,7 @@ model calls no tools but those that the server makes itself, so no call leads to
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -82,6 +82,9 @@ class SampledExchange:
     @property
     def is_out(self) -> bool:
         return self._inner.is_out
+
+    def carry(self, trace: Mapping[str, str]) -> None:
+        self._inner.carry(trace)
 
     async def events(self) -> AsyncGenerator[Event]:
         try:

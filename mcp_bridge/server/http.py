@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from foundation import sse
 from foundation.json_values import MAX_VALUES
+from foundation.logs import note_client_trace
 from foundation.tasks import end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
@@ -158,6 +159,7 @@ class EndpointRequest:
             message = await self._message()
             if rpc.is_request(message):
                 self._id = message["id"]
+                note_client_trace(rpc.meta_of(rpc.params_of(message)))
             await (self._legacy_post(message) if self._legacy else self._modern_post(message))
         elif method == "GET" and self._legacy:
             await self._legacy_get()

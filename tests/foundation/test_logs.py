@@ -22,7 +22,6 @@ from foundation.logs import (
     LineWriter,
     LogContext,
     batches_of,
-    read_traceparent,
 )
 from foundation.periodic import Periodic
 
@@ -57,24 +56,6 @@ def test_a_request_without_a_trace_begins_one_of_its_own_id() -> None:
 def test_a_line_about_no_request_names_none() -> None:
     assert {"request", "trace"}.isdisjoint(json.loads(said_in(None, JsonFormatter())))
     assert said_in(None, HumanFormatter()).endswith(" lost it")
-
-
-@pytest.mark.parametrize(
-    ("header", "trace"),
-    [
-        (TRACEPARENT, TRACE),
-        (b"cc" + TRACEPARENT[2:] + b"-what-is-to-come", TRACE),
-        (b"ff" + TRACEPARENT[2:], ""),
-        (TRACEPARENT.upper(), ""),
-        (b"00-" + b"0" * 32 + b"-00f067aa0ba902b7-01", ""),
-        (f"00-{TRACE}-{'0' * 16}-01".encode(), ""),
-        (TRACEPARENT + b"-" + b"x" * 300, ""),
-        (TRACEPARENT + b"\n", ""),
-        (b"", ""),
-    ],
-)
-def test_a_trace_is_read_as_the_standard_has_it(header: bytes, trace: str) -> None:
-    assert read_traceparent(header)[0] == trace
 
 
 async def test_a_task_logs_for_the_request_that_made_it_and_repeated_work_for_none() -> None:

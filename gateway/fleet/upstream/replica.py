@@ -33,7 +33,9 @@ from foundation.http1 import (
     ReadTimeout,
     request_head,
 )
+from foundation.logs import outgoing_trace
 from foundation.sse import END, Event, EventParser, EventTooLarge
+from foundation.stages import CURRENT_ATTEMPT
 from gateway.fleet.contact import Contact
 from gateway.fleet.errors import (
     FleetError,
@@ -354,7 +356,8 @@ class UpstreamReplica:
         head, body = self._chat_head, attempt.prepared.payload
         if plain is not None:
             head = self._plain_heads[plain.path]
-        connection.send(b"%b%d\r\n\r\n%b" % (head, len(body), body))
+        trace = trace_lines(attempt.prepared.request.model)
+        connection.send(b"%b%d\r\n%b\r\n%b" % (head, len(body), trace, body))
         status, headers = await connection.head(timeout_s)
         if status != 200:
             refusal = await self._refusal(attempt, connection, status, headers)
@@ -594,6 +597,13 @@ def names_of(base_url: str, api_key: str | None) -> list[str]:
         in_base64 = base64.b64encode(api_key.encode()).decode().rstrip("=")
         names = [api_key, quote(api_key, safe=""), in_base64, *names]
     return [name for name in names if name]
+
+
+def trace_lines(model: str) -> bytes:
+    """Return the header lines of the trace that this task's attempt is a part of, where the
+    settings tell the upstreams of a model."""
+    found = outgoing_trace(CURRENT_ATTEMPT.get(), model)
+    return b"".join(b"%b: %b\r\n" % (name.encode(), found[name].encode()) for name in found)
 
 
 def begun_head(url: str, headers: Mapping[str, str]) -> bytes:

@@ -17,6 +17,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from billing.pricing.rating import rate
 from foundation.logs import LineWriter, LogContext, to_time
+from foundation.trace_context import TracePolicy
 from gateway.principal import Principal
 from gateway.settings.file import LogsConfig
 from gateway.telemetry import RequestMeter, Telemetry
@@ -84,7 +85,8 @@ class AccessLine(Struct):
 
 class AccessLog:
     """Makes the lines of one worker. `write`: takes whole lines, in a thread of this log.
-    `on_answer`: hears of each there, also where the settings want no lines."""
+    `on_answer`: hears of each there, also where the settings want no lines. `policy`: which
+    traces are recorded and passed on."""
 
     def __init__(
         self,
@@ -94,7 +96,9 @@ class AccessLog:
         *,
         process: str,
         on_answer: Callable[[NotedAnswer, AccessLine], None] | None = None,
+        policy: TracePolicy | None = None,
     ) -> None:
+        self.policy = policy
         self.shows_client = config.client_address
         self._json, self._writes_lines = config.format == "json", config.access
         self._on_answer = on_answer

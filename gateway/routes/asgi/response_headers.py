@@ -14,6 +14,8 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from foundation.logs import LOG_CONTEXT, LogContext
 from gateway.ids import uuid7_hex
+from gateway.routes.asgi.access_log import AccessLog
+from gateway.routes.asgi.request_metrics import ACCESS_LOG
 from gateway.routes.shared.request_state import REQUEST_ID
 
 OPENAI_VERSION = b"2020-10-01"
@@ -39,7 +41,10 @@ class ResponseHeaders:
             return
         request_id = f"req_{uuid7_hex()}"
         scope.setdefault("state", {})[REQUEST_ID] = request_id
-        LOG_CONTEXT.set(LogContext(request_id, scope["headers"]))  # for this task and what it makes
+        access_log: AccessLog | None = scope["litestar_app"].state.get(ACCESS_LOG)
+        policy = None if access_log is None else access_log.policy
+        # For this task and what it makes.
+        LOG_CONTEXT.set(LogContext(request_id, scope["headers"], policy))
         received_at = time.perf_counter()
 
         async def send_named(message: Message) -> None:

@@ -6,7 +6,7 @@ Redirects are not followed, no content coding is accepted, and answers are bound
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from foundation.http1 import HttpClientError
@@ -27,7 +27,7 @@ class PoolClient:
     """A client for one request; `status` and `headers` are those of its answer.
 
     `hidden`: removed from the answer's body. `on_sent`: called when the request is about to be
-    written.
+    written. `trace`: headers of the trace that it is a part of.
     """
 
     def __init__(
@@ -35,7 +35,9 @@ class PoolClient:
         pool: ServerPool,
         hidden: Sequence[bytes] = (),
         on_sent: Callable[[], None] = lambda: None,
+        trace: Mapping[str, str] = {},
     ) -> None:
+        self._trace = trace
         self._pool, self._hidden, self._on_sent = pool, hidden, on_sent
         self.status = 0
         self.headers: Sequence[tuple[bytes, bytes]] = ()
@@ -56,6 +58,7 @@ class PoolClient:
             "user-agent": "tollgate",
             **dict(request.headers),
             "accept-encoding": "identity",
+            **self._trace,
         }
         if request.body or request.method not in WITHOUT_BODY:
             headers["content-length"] = str(len(request.body))

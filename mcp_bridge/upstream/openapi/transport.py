@@ -15,6 +15,7 @@ import msgspec
 from mcp_types import CallToolResult, TextContent
 
 from foundation.http1 import PoolTimeout
+from foundation.trace_context import TRACE_HEADERS
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import MODERN
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, RpcError
@@ -110,20 +111,23 @@ class OpenApiTransport:
             raise RpcError(INVALID_PARAMS, "name: is no tool of this server")
         if not isinstance(arguments, dict):
             raise RpcError(INVALID_PARAMS, "arguments: must be an object")
-        send = partial(self._send, on_sent, loaded, name, arguments)
+        meta = rpc.meta_of(params)
+        trace = {each: str(meta[each]) for each in TRACE_HEADERS if each in meta}
+        send = partial(self._send, on_sent, trace, loaded, name, arguments)
         result = await ask_with_credential(self._credentials, send)
         return result.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     async def _send(
         self,
         on_sent: Callable[[], None],
+        trace: Mapping[str, str],
         loaded: LoadedDocument,
         name: str,
         arguments: dict[str, Any],
         credential: CredentialSet,
     ) -> tuple[CallToolResult, Refusal | None]:
         # An API that refuses a key may repeat it, and callers must not learn it.
-        client = PoolClient(self._pool, spellings(credential.values.values()), on_sent)
+        client = PoolClient(self._pool, spellings(credential.values.values()), on_sent, trace)
         secrets = self._secrets(credential)
         try:
             result = await loaded.tools.call(name, arguments, client, secrets)

@@ -1,0 +1,1 @@
+"""Records requests as traces of OpenTelemetry and sends them to a collector."""

@@ -1,0 +1,77 @@
+"""Names what traces say: by OpenTelemetry's semantic conventions, and where those have no name, by
+ours.
+
+Those of generative AI and of MCP are of release 0.1.0 of `semantic-conventions-genai`, all others
+of release 1.44 of `semantic-conventions`. Nothing else spells such a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+# Stable: HTTP, errors, servers (semantic-conventions 1.44).
+CLIENT_ADDRESS: Final = "client.address"
+ERROR_TYPE: Final = "error.type"
+HTTP_METHOD: Final = "http.request.method"
+HTTP_ROUTE: Final = "http.route"
+HTTP_STATUS: Final = "http.response.status_code"
+SERVICE_INSTANCE: Final = "service.instance.id"
+SERVICE_NAME: Final = "service.name"
+SERVICE_VERSION: Final = "service.version"
+
+# In development: generative AI (semantic-conventions-genai 0.1.0, client-inference).
+OPERATION: Final = "gen_ai.operation.name"
+PROVIDER: Final = "gen_ai.provider.name"
+REQUEST_MODEL: Final = "gen_ai.request.model"
+TIME_TO_FIRST_CHUNK: Final = "gen_ai.response.time_to_first_chunk"
+"""Seconds."""
+CACHE_READ_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
+CACHE_WRITE_TOKENS: Final = "gen_ai.usage.cache_write.input_tokens"
+INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+"""The tokens that were read, the cached ones among them."""
+OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+"""The tokens that were written, those of reasoning among them."""
+REASONING_TOKENS: Final = "gen_ai.usage.reasoning.output_tokens"
+TOOL_NAME: Final = "gen_ai.tool.name"
+
+CHAT, COMPLETION, EMBEDDINGS, EXECUTE_TOOL = "chat", "text_completion", "embeddings", "execute_tool"
+OPERATIONS: Mapping[str, str] = {"completions": COMPLETION, "embeddings": EMBEDDINGS}
+"""Operations by the last part of a route, where it is not `chat`."""
+OPENAI: Final = "openai"
+"""The provider of an upstream: it speaks OpenAI's API, whoever runs it."""
+
+# In development: MCP (semantic-conventions-genai 0.1.0, mcp).
+MCP_METHOD: Final = "mcp.method.name"
+TOOLS_CALL: Final = "tools/call"
+
+# Ours.
+TOLLGATE: Final = "tollgate"
+"""The service, and the provider of models that run here."""
+REQUEST_ID: Final = "tollgate.request.id"
+KEY_ID: Final = "tollgate.key.id"
+ORG_ID: Final = "tollgate.org.id"
+MODEL: Final = "tollgate.model"
+COST: Final = "tollgate.cost_pico_usd"
+TTFT_MS: Final = "tollgate.ttft_ms"
+QUEUE_MS: Final = "tollgate.queue_ms"
+REPLICA: Final = "tollgate.replica"
+ATTEMPT_ID: Final = "tollgate.attempt.id"
+MCP_SERVER: Final = "tollgate.mcp.server"
+OUTCOME: Final = "tollgate.outcome"
+KEPT_FOR: Final = "tollgate.kept_for"
+"""Why the trace is recorded: `sampled`, `error` or `slow`."""
+UNFINISHED: Final = "tollgate.unfinished"
+LEFT_OUT: Final = "tollgate.stages.left_out"
+CACHE_EVENT: Final = "tollgate.cache"
+CACHE_CAUSE: Final = "tollgate.cache.cause"
+UNCACHED_TOKENS: Final = "tollgate.cache.uncached_tokens"
+COST_EVENT: Final = "tollgate.cost"
+COST_LINE: Final = "tollgate.cost.{component}_pico_usd"
+
+
+def operation_of(route: str) -> str:
+    """Name the operation of a route, `/v1/chat/completions`."""
+    if route.endswith("/chat/completions"):
+        return CHAT
+    return OPERATIONS.get(route.rpartition("/")[2], CHAT)

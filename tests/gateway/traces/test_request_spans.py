@@ -1,0 +1,195 @@
+"""A request that is kept is a trace with a span for each of its stages, as the conventions say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanKind, StatusCode
+
+from foundation.logs import LogContext
+from foundation.stages import MAX_STAGES
+from foundation.trace_context import TracePolicy
+from gateway.generation_events import MeteredUsage
+from gateway.principal import Principal
+from gateway.routes.asgi.access_log import AccessLog, NotedAnswer
+from gateway.settings.file import LogsConfig
+from gateway.telemetry import RequestMeter, Telemetry
+from gateway.traces import request_spans
+from gateway.traces.request_spans import RequestSpans
+from tests.gateway.inference.test_price_lists import WHO
+from tests.gateway.routes.asgi.test_access_log import CHAT, REQUEST, billed
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SENT = ((b"traceparent", f"00-{TRACE}-{PARENT}-01".encode()), (b"tracestate", b"a=1"))
+ALL, NONE = TracePolicy(ratio=1, client_sampled_per_s=100), TracePolicy(ratio=0)
+BEGAN_AT, ENDED_AT, DURATION_S = 50.0, 1_000.0, 1.5
+"""The begin on the clock of stages, the end in Unix seconds."""
+
+
+def answered(
+    context: LogContext,
+    *,
+    status: str = "200",
+    meter: RequestMeter | None = None,
+    who: Principal | None = WHO,
+    duration_s: float = DURATION_S,
+) -> NotedAnswer:
+    return NotedAnswer(
+        ENDED_AT, duration_s, "POST", CHAT, status, context, "m", who, meter, None, BEGAN_AT
+    )
+
+
+def spans_of(*answers: NotedAnswer, slow_s: float | None = 10.0) -> list[ReadableSpan]:
+    made: list[ReadableSpan] = []
+
+    def send(spans: Sequence[ReadableSpan]) -> None:
+        made.extend(spans)
+
+    spans = RequestSpans(send, process="worker-0", version="1", slow_s=slow_s)
+    log = AccessLog(LogsConfig(), Telemetry(models=["m"]), lambda _: None, process="worker-0")
+    for answer in answers:
+        spans.record(answer, log.to_line(answer))
+    return made
+
+
+def metered(context: LogContext) -> RequestMeter:
+    """A meter of a request that was answered by the second replica."""
+    meter = RequestMeter(Telemetry(models=["m"]), "m")
+    meter.stages = context.stages
+    with meter.begin_attempt("m/0", "another") as failed:
+        failed.outcome = "ReplicaUnavailable"
+    with meter.begin_attempt("m/1", "a") as attempt:
+        attempt.cache_cause = "evicted"
+        meter.used(
+            *billed(MeteredUsage(uncached_input=3, cache_read=2, output=5, reasoning_output=1))
+        )
+        meter._add_queue(0.0)
+        meter._add_prefill(attempt.began_at)
+    return meter
+
+
+def test_a_request_is_a_span_in_the_trace_of_its_client() -> None:
+    [span] = spans_of(answered(LogContext(REQUEST, SENT, ALL)))
+    assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, PARENT)
+    assert span.parent.is_remote and span.context.trace_state.to_header() == "a=1"
+    assert (span.name, span.kind) == (f"POST {CHAT}", SpanKind.SERVER)
+    assert (span.start_time, span.end_time) == (998_500_000_000, 10**12)
+    assert span.resource.attributes["service.name"] == "tollgate"
+    assert span.attributes == {
+        "http.request.method": "POST",
+        "http.route": CHAT,
+        "http.response.status_code": 200,
+        "tollgate.request.id": REQUEST,
+        "tollgate.key.id": WHO.key_id,
+        "tollgate.org.id": WHO.org_id,
+        "tollgate.model": "m",
+        "tollgate.kept_for": "sampled",
+    }
+    [own] = spans_of(answered(LogContext(REQUEST, (), ALL), who=None))
+    assert (f"{own.context.trace_id:032x}", own.parent) == (REQUEST[-32:], None)
+
+
+def test_each_stage_is_a_span_below_it() -> None:
+    context = LogContext(REQUEST, (), ALL)
+    with context.stages.begin("admit") as admit:
+        pass
+    admit.began_at, admit.ended_at = BEGAN_AT + 0.1, BEGAN_AT + 0.2
+    meter = metered(context)
+    with context.stages.begin("tool_call", "shop/buy") as call:
+        call.outcome = "tool_error"
+    context.stages.begin("settle")
+    request, *stages = spans_of(answered(context, meter=meter))
+    assert [span.name for span in stages] == [
+        *("admit", "chat m", "chat m", "queue", "prefill", "decode", "tools/call buy", "settle"),
+    ]
+    by_id = {span.context.span_id: span for span in (request, *stages)}
+    assert len(by_id) == 9 and len({span.context.trace_id for span in by_id.values()}) == 1
+    first, failed, attempt, *parts, tool, settle = stages
+    assert {by_id[part.parent.span_id] for part in parts} == {attempt}
+    assert {by_id[each.parent.span_id] for each in (first, failed, attempt, tool)} == {request}
+    assert (first.start_time, first.end_time) == (998_600_000_000, 998_700_000_000)
+    assert failed.status.status_code is tool.status.status_code is StatusCode.ERROR
+    assert failed.attributes["error.type"] == "ReplicaUnavailable"
+    assert settle.attributes == {"tollgate.unfinished": True}
+    assert settle.end_time >= settle.start_time
+    assert tool.kind is SpanKind.CLIENT and tool.attributes == {
+        "gen_ai.operation.name": "execute_tool",
+        "mcp.method.name": "tools/call",
+        "gen_ai.tool.name": "buy",
+        "tollgate.mcp.server": "shop",
+        "tollgate.outcome": "tool_error",
+        "error.type": "tool_error",
+    }
+
+
+def test_an_attempt_says_what_it_used_what_the_cache_gave_and_what_it_cost() -> None:
+    context = LogContext(REQUEST, (), ALL)
+    attempt = spans_of(answered(context, meter=metered(context)))[2]
+    assert attempt.kind is SpanKind.CLIENT and attempt.attributes == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "m",
+        "gen_ai.usage.input_tokens": 5,
+        "gen_ai.usage.output_tokens": 5,
+        "gen_ai.usage.cache_read.input_tokens": 2,
+        "gen_ai.usage.reasoning.output_tokens": 1,
+        "tollgate.replica": "m/1",
+        "tollgate.attempt.id": "a",
+    }
+    cache, cost = attempt.events
+    assert (cache.name, cache.attributes) == (
+        "tollgate.cache",
+        {
+            "gen_ai.usage.cache_read.input_tokens": 2,
+            "gen_ai.usage.cache_write.input_tokens": 0,
+            "tollgate.cache.uncached_tokens": 3,
+            "tollgate.cache.cause": "evicted",
+        },
+    )
+    by_hand = 3 * 10 + 5 * 100  # reasoning costs what output does; cached tokens have no price
+    assert cost.name == "tollgate.cost" and cost.attributes["tollgate.cost_pico_usd"] == by_hand
+    assert cost.attributes["tollgate.cost.uncached_input_pico_usd"] == 30
+
+
+def test_errors_and_what_is_slow_are_kept_whatever_was_sampled() -> None:
+    def kept(answer: NotedAnswer, slow_s: float | None = 10.0) -> str | None:
+        spans = spans_of(answer, slow_s=slow_s)
+        return str(spans[0].attributes["tollgate.kept_for"]) if spans else None
+
+    unsampled = LogContext(REQUEST, (), NONE)
+    assert kept(answered(unsampled)) is None
+    assert kept(answered(unsampled, status="429")) is None
+    assert kept(answered(unsampled, status="503")) == "error"
+    assert kept(answered(unsampled, duration_s=11)) == "slow"
+    assert kept(answered(unsampled, duration_s=11), slow_s=None) is None
+    streamed = RequestMeter(Telemetry(models=["m"]), "m")
+    streamed.ttft_s = 0.2
+    assert kept(answered(unsampled, duration_s=60, meter=streamed)) is None, "a long answer"
+    streamed.ttft_s = 12.0
+    assert kept(answered(unsampled, duration_s=60, meter=streamed)) == "slow"
+    failed = spans_of(answered(unsampled, status="503"))[0]
+    assert failed.status.status_code is StatusCode.ERROR
+    assert failed.attributes["error.type"] == "503"
+    told = LogContext(REQUEST, ((b"traceparent", SENT[0][1][:-2] + b"00"),), ALL)
+    assert kept(answered(told)) is None, "its client does not record it"
+
+
+def test_a_flood_of_errors_is_not_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_spans, "MAX_KEPT_PER_S", 5.0)
+    failed = answered(LogContext(REQUEST, (), NONE), status="503")
+    begun_at = time.monotonic()
+    num_kept = len(spans_of(*[failed] * 1000))
+    assert 5 <= num_kept <= 5 + 5 * (time.monotonic() - begun_at) + 1
+
+
+def test_a_loop_without_end_is_a_trace_of_bounded_size() -> None:
+    context = LogContext(REQUEST, (), ALL)
+    for _ in range(MAX_STAGES + 5):
+        with context.stages.begin("tool_call", "shop/buy"):
+            pass
+    spans = spans_of(answered(context))
+    assert len(spans) == MAX_STAGES + 1
+    assert spans[0].attributes["tollgate.stages.left_out"] == 5
