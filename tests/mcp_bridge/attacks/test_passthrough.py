@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from foundation.logs import LOG_CONTEXT, LogContext
+from foundation.trace_context import TracePolicy
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, answer, attacked, events
 from tests.mcp_bridge.processes import LegacyClient, last_of, modern
 from tests.mcp_bridge.test_hostile import OK, SSE, whole
@@ -124,3 +126,38 @@ async def test_nothing_that_is_told_us_alone_travels_on(
     methods = {message.get("method") for _, message in server.heard}
     assert methods >= REQUESTS.keys()
     assert all("bearer servers-own" in head for head, _ in server.heard)
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.mark.parametrize("is_modern", [True, False])
+async def test_a_server_that_may_know_it_hears_of_the_trace_and_of_nothing_else(
+    redis: redis.asyncio.Redis, is_modern: bool
+) -> None:
+    """The context is of the gateway's own call, whatever a client says beside its trace."""
+    server = Curious(modern=is_modern)
+    sent = {
+        "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01",
+        "tracestate": "a=1",
+        "baggage": CANARY,
+    }
+    async with attacked(redis, server) as client:
+        for send_to in ((), ("mcp/another",), ("mcp/*",)):
+            policy = TracePolicy(ratio=1, client_sampled_per_s=9, send_to=send_to)
+            LOG_CONTEXT.set(context := LogContext("req_" + "1" * 32, (), policy))
+            message, headers = modern("prompts/get", {"name": "p"})
+            message["params"]["_meta"] |= sent
+            assert "result" in last_of(await client.post("/mcp", json=message, headers=headers))
+            assert context.trace == TRACE, "as the message names it"
+    LOG_CONTEXT.set(None)
+    asked = [each for each in server.heard if each[1].get("method") == "prompts/get"]
+    assert [
+        {"traceparent", "tracestate"} & each["params"].get("_meta", {}).keys() for _, each in asked
+    ] == [set(), set(), {"traceparent", "tracestate"}]
+    [stage] = context.stages
+    expected = f"00-{TRACE}-{stage.span_id:016x}-01"
+    head, told = asked[-1]
+    assert told["params"]["_meta"]["traceparent"] == expected
+    assert f"traceparent: {expected}" in head and "tracestate: a=1" in head
+    assert CANARY not in "".join(f"{head} {message}" for head, message in server.heard)
