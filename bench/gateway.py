@@ -337,7 +337,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     def gateway(self, urls: Mapping[str, str]) -> dict[str, Any]:
         endless = free_port()
         models = {**urls, ENDLESS: f"http://127.0.0.1:{endless}/v1"}
-        with self._gateway(models, 1, self.served) as (base, key, meter):
+        with self.serving(models, 1, self.served) as (base, key, meter):
             result = measure(self.load, dict.fromkeys(urls, base), key, self.seconds, meter)
             target = Target(base, ENDLESS, key, stream=True)
             result["cancel_ms"] = uvloop.run(cancel_ms(target, endless, trials=CANCELS))
@@ -346,7 +346,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     def profile(self, urls: Mapping[str, str]) -> dict[str, Any]:
         """Profile whole answers alone, with the stores of a `tollgate up` that serves nobody."""
         kind, file = KINDS["whole"], self.folder / "samples.json"
-        with self._gateway(urls, 1, self.served) as (_, key, _):
+        with self.serving(urls, 1, self.served) as (_, key, _):
             home, port = Home(self.folder / "home1"), free_port()
             command = [sys.executable, "-m", "bench.tools.sampled", str(file)]
             command += ["--home", str(home.root), "--port", str(port)]
@@ -370,7 +370,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
         """Whole answers alone, beside what `one` worker did."""
         cores = self.served if len(self.served) >= workers else self.served | self.loaded
         kind = KINDS["whole"]
-        with self._gateway(urls, workers, cores) as (base, key, meter):
+        with self.serving(urls, workers, cores) as (base, key, meter):
             target = Target(base, kind.model, key, kind.stream)
             self.load.closed(target, kind.connections, min(WARM_UP_S, self.seconds))
             before = meter.cpu_s()["serving"]
@@ -387,14 +387,21 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     @contextmanager
-    def _gateway(
-        self, models: Mapping[str, str], workers: int, cores: set[int]
+    def serving(
+        self,
+        models: Mapping[str, str],
+        workers: int,
+        cores: set[int],
+        *,
+        name: str = "",
+        settings: str = "",
     ) -> Iterator[tuple[str, str, Meter]]:
-        """Its base URL, a key, and who measures it."""
-        home, port = self.folder / f"home{workers}", free_port()
-        config, log = self.folder / "tollgate.toml", self.folder / f"gateway{workers}.log"
-        written = [MODEL.format(name=name, url=url) for name, url in models.items()]
-        config.write_text("".join([*written, PLAN.format(limit=UNLIMITED)]))
+        """Its base URL, a key, and who measures it. `name`: of one of several that run side by
+        side; `settings`: more of its file."""
+        home, port = self.folder / f"home{name or workers}", free_port()
+        config, log = self.folder / f"tollgate{name}.toml", self.folder / f"up{name or workers}.log"
+        written = [MODEL.format(name=model, url=url) for model, url in models.items()]
+        config.write_text("".join([*written, PLAN.format(limit=UNLIMITED), settings]))
         command = [str(Path(sys.executable).parent / "tollgate"), "up", "--home", str(home)]
         command += ["--port", str(port), "--config", str(config), "--workers", str(workers)]
         base = f"http://127.0.0.1:{port}"

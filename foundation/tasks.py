@@ -70,7 +70,8 @@ class TaskSet:
 class SharedTasks(Generic[K, T]):
     """Runs at most one task for each key; whoever asks for a key meanwhile waits for that task.
 
-    A caller that is cancelled, or leaves, does not end what others wait for.
+    A caller that is cancelled, or leaves, does not end what others wait for. A task is nobody's
+    alone: it logs for no request.
     """
 
     def __init__(self, name: str) -> None:
@@ -86,7 +87,11 @@ class SharedTasks(Generic[K, T]):
     def start(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
         """Return the running task of the key, or start `work` as one."""
         if key not in self._tasks:
-            task = self._tasks[key] = asyncio.create_task(work(), name=self._name)
+            from foundation.logs import outside_requests  # which builds on this module
+
+            context = outside_requests()
+            task = asyncio.create_task(work(), name=self._name, context=context)
+            self._tasks[key] = task
             task.add_done_callback(lambda done: self._ended(key, done))
         return self._tasks[key]
 

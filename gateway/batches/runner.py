@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.errors import SpoolError
 from billing.ingestion.shipper import OnBooked
+from foundation.logs import LOG_CONTEXT, LogContext
 from foundation.periodic import Periodic
 from foundation.tasks import end_tasks
 from gateway.auth.bearer.api_keys import principal_of
@@ -221,7 +222,9 @@ class BatchRunner:
             log.warning("batch %s waits", batch.id, exc_info=error)
 
     async def _run(self, line: LeasedLine) -> None:
-        """Run a line; one that fails here is leased to whoever comes next."""
+        """Run a line; one that fails here is leased to whoever comes next. What is logged of it, in
+        this task of its own, names its request."""
+        LOG_CONTEXT.set(LogContext(line.request_id))
         try:
             await self._run_line(line)
         except (*DATABASE_ERRORS, SpoolError) as error:

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from foundation.logs import outside_requests
 from foundation.periodic import Periodic
 from foundation.tasks import LogAndContinue, end_tasks
 from gateway.limits.counters import SpentUnknown
@@ -157,7 +158,8 @@ class Funds:
             waiting = self._next[of] = _Round()
             before = self._running.get(of)
             work = self._top_up_after(before, of, waiting)
-            task = asyncio.create_task(work, name=f"top up {of[0]}")
+            context = outside_requests()  # others join it
+            task = asyncio.create_task(work, name=f"top up {of[0]}", context=context)
             waiting.task = self._running[of] = task
             task.add_done_callback(lambda done: self._done(of, done))
         return waiting

@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from foundation import tasks as ending
+from foundation.logs import LOG_CONTEXT, LogContext
 from foundation.tasks import LOG_AGAIN_S, LogAndContinue, SharedTasks, TaskSet
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,17 @@ async def test_who_asks_for_the_same_key_shares_one_task() -> None:
     finish.set()
     assert await first == 1
     assert await tasks.run("a", work) == 2
+
+
+async def test_what_many_wait_for_logs_for_none_of_their_requests() -> None:
+    seen: list[LogContext | None] = []
+
+    async def work() -> None:
+        seen.append(LOG_CONTEXT.get())
+
+    LOG_CONTEXT.set(LogContext("req_" + "1" * 32))
+    await SharedTasks[str, None]("work").run("a", work)
+    assert seen == [None]
 
 
 async def test_shared_tasks_that_run_are_cancelled_at_the_end() -> None:

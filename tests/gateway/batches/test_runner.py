@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from billing.pricing.price_book import PriceBook
 from billing.reconciliation.checks import check_ledger
 from billing.tables import usage_events
+from foundation.logs import LOG_CONTEXT
 from gateway.batches import lines, steward
 from gateway.batches.runner import BatchRunner
 from gateway.batches.running import MAX_LOSSES
@@ -41,7 +42,18 @@ def kill(runner: BatchRunner) -> None:
         task.cancel()
 
 
-async def test_lines_are_answered_in_order_and_billed_at_half_price(world: World) -> None:
+async def test_lines_are_answered_in_order_and_billed_at_half_price(
+    world: World, replica: ScriptedReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for: set[str] = set()
+    stream = replica.stream
+
+    def noted(*parts: Any, **options: Any) -> Any:
+        context = LOG_CONTEXT.get()
+        asked_for.add("" if context is None else context.request)
+        return stream(*parts, **options)
+
+    monkeypatch.setattr(replica, "stream", noted)
     runner = world.runner()
     runner.start()
     batch = await world.batch(7)
@@ -55,6 +67,7 @@ async def test_lines_are_answered_in_order_and_billed_at_half_price(world: World
     assert output[0]["response"]["body"] == {"text": "w1 w2 w3 ", "output": 3}
     events = await world.billed()
     assert {each["response"]["request_id"] for each in output} == {it.request_id for it in events}
+    assert asked_for == {it.request_id for it in events}, "what a line logs names its request"
     assert {(it.tier, it.lane, it.finish) for it in events} == {("batch", "batch", "done")}
     book = PriceBook.load()
     now = batch.created_at.timestamp()

@@ -1,0 +1,195 @@
+"""Measure what traces cost a request: `python -m bench.traces [--seconds S] [--rounds N] [--dry]`.
+
+Starts a `tollgate up` for each side: no traces, one request in ten recorded, all of them, and one
+in ten while the collector hangs. Whole answers of an upstream that costs nothing go through each in
+turn, several times over and in changing order; the processor time of a request is that of the
+worker that served it, with the threads that make and send spans. Beside it stands what the stages
+of a request take, which have their times whether or not anybody records them.
+
+Processor time is that of the process which serves, whatever else ran on the machine; figures are
+medians over the rounds, and what a side costs more is compared within each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from bench.gateway import CONNECTIONS, WARM_UP_S, Bench, checked, share_cores
+from bench.tools.kit import OwnLoad
+from bench.tools.load import Target
+from bench.tools.record import record
+from foundation.logs import LOG_CONTEXT, LogContext, current_stages
+from foundation.stages import Stage
+from gateway.telemetry import RequestMeter, Telemetry
+
+TRACES = """
+[traces]
+endpoint = "{url}"
+ratio = {ratio}
+"""
+MODEL = "each"
+MANY = 20_000
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Takes whatever comes and answers as a collector does; one that hangs answers nothing."""
+
+    server: Collector
+
+    def do_POST(self) -> None:
+        self.server.num_bytes += len(self.rfile.read(int(self.headers["content-length"])))
+        if self.server.hangs:
+            self.server.ended.wait()
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+class Collector(ThreadingHTTPServer):
+    daemon_threads, block_on_close = True, False
+
+    def __init__(self, *, hangs: bool) -> None:
+        super().__init__(("127.0.0.1", 0), Receiver)
+        self.hangs, self.ended, self.num_bytes = hangs, threading.Event(), 0
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        """Yield its URL."""
+        with self:
+            threading.Thread(target=self.serve_forever, daemon=True).start()
+            yield f"http://127.0.0.1:{self.server_port}"
+            self.ended.set()
+            self.shutdown()
+
+
+def stages_us() -> float:
+    """Measure what the stages of a plain generation take, in microseconds."""
+    telemetry = Telemetry(models=[MODEL])
+
+    def request(*, staged: bool) -> None:
+        LOG_CONTEXT.set(LogContext("req_" + "1" * 32))
+        meter = RequestMeter(telemetry, MODEL)
+        if not staged:
+            return
+        with current_stages().begin("authenticate"):
+            pass
+        meter.stages.add(Stage("read", time.perf_counter(), time.perf_counter()))
+        for name in ("prepare", "admit", "settle"):
+            with meter.stages.begin(name):  # type: ignore[arg-type]
+                pass
+        with meter.begin_attempt("m/0", "id"):
+            meter._add_queue(0.001)
+            meter._add_prefill(time.perf_counter())
+
+    def took_us(*, staged: bool) -> float:
+        begun_at = time.process_time()
+        for _ in range(MANY):
+            request(staged=staged)
+        return (time.process_time() - begun_at) / MANY * 1e6
+
+    took_us(staged=True)
+    return statistics.median(took_us(staged=True) - took_us(staged=False) for _ in range(5))
+
+
+def run(bench: Bench, rounds: int) -> dict[str, Any]:
+    load_average = round(os.getloadavg()[0], 2)
+    us: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        well, hanging = Collector(hangs=False), Collector(hangs=True)
+        url, hanging_url = (stack.enter_context(each.running()) for each in (well, hanging))
+        settings = {
+            "off": "",
+            "tenth": TRACES.format(url=url, ratio=0.1),
+            "hanging": TRACES.format(url=hanging_url, ratio=0.1),
+            "all": TRACES.format(url=url, ratio=1.0),
+        }
+        os.sched_setaffinity(0, bench.loaded)
+        upstreams = {MODEL: bench.upstreams(stack)[MODEL]}
+        sides = {
+            name: stack.enter_context(
+                bench.serving(upstreams, 1, bench.served, name=name, settings=written)
+            )
+            for name, written in settings.items()
+        }
+        targets = {
+            name: Target(base, MODEL, key, stream=False) for name, (base, key, _) in sides.items()
+        }
+        for target in targets.values():
+            bench.load.closed(target, CONNECTIONS, WARM_UP_S)
+        for number in range(rounds):
+            turns = list(sides.items())
+            for name, (_, _, meter) in turns if number % 2 else reversed(turns):
+                before = meter.cpu_s()["serving"]
+                closed = checked(bench.load.closed(targets[name], CONNECTIONS, bench.seconds))
+                spent_s = meter.cpu_s()["serving"] - before
+                us.setdefault(name, []).append(1e6 * spent_s / closed["requests"])
+    return {
+        "seconds_each": bench.seconds,
+        "rounds": rounds,
+        "load_average_before": load_average,
+        "stages_us": round(stages_us(), 2),
+        "more": {name: round(more(found, us["off"]), 4) for name, found in us.items()},
+        "us": {name: round(statistics.median(found), 1) for name, found in us.items()},
+        "us_of_rounds": {name: [round(each, 1) for each in found] for name, found in us.items()},
+        "collector_bytes": well.num_bytes,
+    }
+
+
+def more(side_us: list[float], off_us: list[float]) -> float:
+    """Return by how much a side costs more than no traces, each round by itself."""
+    return statistics.median(us / off for us, off in zip(side_us, off_us, strict=True)) - 1
+
+
+def table(result: dict[str, Any]) -> str:
+    off, stages = result["us"]["off"], result["stages_us"]
+    lines = [f"{'CPU of a request':34}{'us':>8}{'more':>8}  goal"]
+    lines.append(f"{'no traces':34}{off:8.1f}{'':>8}")
+    lines.append(f"{'of that the stages':34}{stages:8.1f}{stages / off:8.1%}  <= 1 %")
+    for name, title, goal in (
+        ("tenth", "one in ten recorded", "<= 5 %"),
+        ("hanging", "one in ten, the collector hangs", "<= 5 %"),
+        ("all", "all recorded", ""),
+    ):
+        lines.append(f"{title:34}{result['us'][name]:8.1f}{result['more'][name]:8.1%}  {goal}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=7, help="of all sides")
+    parser.add_argument("--dry", action="store_true", help="print the result, record nothing")
+    options = parser.parse_args()
+    served, loaded = share_cores()
+    with tempfile.TemporaryDirectory(prefix="tg-bench-", dir="/tmp") as name:
+        bench = Bench(
+            folder=Path(name),
+            load=OwnLoad(),
+            kit=None,
+            seconds=options.seconds,
+            served=served,
+            loaded=loaded,
+        )
+        result = run(bench, options.rounds)
+    print(table(result))
+    print(json.dumps(result))
+    if not options.dry:
+        print(record("traces", result))
+
+
+if __name__ == "__main__":
+    main()
