@@ -184,7 +184,7 @@ lock: $(BIN)/python
 	$(PIP) install -q --require-hashes -r requirements/uv.txt
 	$(PIP) install -q packaging
 	$(BIN)/uv pip compile -q $(LOCKED) requirements/uv.txt -o requirements/uv.txt
-	$(BIN)/uv pip compile -q $(LOCKED) --extra dev --extra s3 --extra otel \
+	$(BIN)/uv pip compile -q $(LOCKED) --extra dev --extra s3 --extra otel-grpc \
 	  pyproject.toml requirements/engine.in -o requirements/dev.lock
 	$(BIN)/uv pip compile -q $(LOCKED) --extra s3 \
 	  pyproject.toml requirements/engine.in -c requirements/dev.lock -o requirements/runtime.lock

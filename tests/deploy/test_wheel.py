@@ -87,7 +87,7 @@ def test_what_the_wheel_asks_for_is_in_the_lock(wheel: Path, environment: Path) 
     assert checked.returncode == 0, checked.stderr
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert f"-{project['version']}-py3-none-any" in wheel.name
-    assert {"engine", "gpu", "s3", "otel"} <= set(project["optional-dependencies"])
+    assert {"engine", "gpu", "s3", "otel", "otel-grpc"} <= set(project["optional-dependencies"])
 
 
 def test_its_prices_and_its_model_are_found_from_an_empty_folder(
