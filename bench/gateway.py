@@ -11,7 +11,7 @@ measured the others. With `--kit` upstreams and load are those of `bench.tools.k
 leave that core to the stores and to the second of two workers, and take a tenth of the time to wake
 up, which counts at 20 requests a second.
 
-`--profile` says instead where the processor time of a whole answer goes (`bench.hot_path`).
+`--profile` says instead where the processor time of a whole answer goes (`bench.tools.hot_path`).
 
 Processor time is that of the process which serves, whatever else ran on the machine meanwhile; it
 is the figure to compare. Rates and latencies are only as good as the machine was quiet.
@@ -38,9 +38,9 @@ import psutil
 import uvloop
 
 from bench.cancel import cancel_ms
-from bench.hot_path import Sampled, by_part
-from bench.hot_path import table as table_of_parts
 from bench.tools.floor import PATH
+from bench.tools.hot_path import Sampled, by_part
+from bench.tools.hot_path import table as table_of_parts
 from bench.tools.kit import Kit, Load, OwnLoad
 from bench.tools.load import Target, percentiles_ms
 from bench.tools.ports import free_port

@@ -49,8 +49,8 @@ from bench.gateway import (
     share_cores,
     wait_until_ready,
 )
-from bench.hot_path import Sampled, by_part
-from bench.hot_path import table as table_of_parts
+from bench.tools.hot_path import Sampled, by_part
+from bench.tools.hot_path import table as table_of_parts
 from bench.tools.load import closed_loop, open_loop
 from bench.tools.mcp_load import (
     ACCEPT,

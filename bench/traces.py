@@ -29,7 +29,7 @@ from bench.gateway import CONNECTIONS, WARM_UP_S, Bench, checked, share_cores
 from bench.tools.kit import OwnLoad
 from bench.tools.load import Target
 from bench.tools.record import record
-from foundation.logs import LOG_CONTEXT, LogContext, current_stages
+from foundation.request_context import LOG_CONTEXT, LogContext, current_stages
 from foundation.stages import Stage
 from gateway.telemetry import RequestMeter, Telemetry
 
@@ -89,7 +89,7 @@ def stages_us() -> float:
             pass
         meter.stages.add(Stage("read", time.perf_counter(), time.perf_counter()))
         for name in ("prepare", "admit", "settle"):
-            with meter.stages.begin(name):  # type: ignore[arg-type]
+            with meter.stages.begin(name):
                 pass
         with meter.begin_attempt("m/0", "id"):
             meter._add_queue(0.001)

@@ -10,125 +10,23 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import Context, ContextVar, copy_context
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Generic, TextIO, TypeVar
 
 import msgspec
 
-from foundation.stages import Stage, Stages, new_span_id
+from foundation.request_context import LOG_CONTEXT
 from foundation.tasks import LogAndContinue
-from foundation.trace_context import (
-    TRACE_HEADERS,
-    ClientTrace,
-    TracePolicy,
-    read_trace,
-    traceparent,
-)
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_NAMED_BYTES = 1024
 MAX_WAITING_LINES = 10_000
 MAX_WRITE_BYTES = 4096
 """PIPE_BUF of Linux: a write up to that size is not mixed with another one (pipe(7))."""
 WRITE_INTERVAL_S = 0.1
-
-
-class LogContext:
-    """Names the request that a task works for. `request`: its id, `req_` and 32 hex digits, of
-    which a trace is made where the client named none. `headers`: what the client sent; they are
-    looked through once somebody asks for the trace, not before. `policy`: which traces are recorded
-    and passed on; None: none. `stages`: those of the request.
-    """
-
-    __slots__ = ("_client", "_headers", "_is_sampled", "policy", "request", "stages")
-
-    def __init__(
-        self,
-        request: str,
-        headers: Iterable[tuple[bytes, bytes]] = (),
-        policy: TracePolicy | None = None,
-    ) -> None:
-        self.request, self.policy, self.stages = request, policy, Stages()
-        self._headers = headers
-        self._client: ClientTrace | None = None
-        self._is_sampled: bool | None = None
-
-    @property
-    def client(self) -> ClientTrace:
-        """The trace that the client named."""
-        headers = self._headers  # before the look at `_client`: a thread asks, too
-        if self._client is None:
-            self._client = read_trace(headers)
-            self._headers = ()
-        return self._client
-
-    def note_client(self, named: Mapping[str, object]) -> None:
-        if not self.client.trace and self._is_sampled is None:
-            self._client = read_trace(
-                (name.encode(), str(value).encode(errors="replace")[:MAX_NAMED_BYTES])
-                for name, value in named.items()
-                if name in TRACE_HEADERS
-            )
-
-    @property
-    def trace(self) -> str:
-        """The trace id, 32 hex digits."""
-        return self.client.trace or self.request[-32:]
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether the trace is recorded, as far as that can be said before the request has ended;
-        decided once."""
-        if self._is_sampled is None:
-            policy = self.policy
-            self._is_sampled = policy is not None and policy.samples(self.request, self.client)
-        return self._is_sampled
-
-
-LOG_CONTEXT: ContextVar[LogContext | None] = ContextVar("log_context", default=None)
-"""A task inherits it from the one that makes it."""
-
-
-def outside_requests() -> Context:
-    """Return a context for a task that outlives the request which happens to start it."""
-    context = copy_context()
-    context.run(LOG_CONTEXT.set, None)
-    return context
-
-
-def current_stages() -> Stages:
-    """Return the stages of the request that this task works for; new ones if it does for none."""
-    context = LOG_CONTEXT.get()
-    return Stages() if context is None else context.stages
-
-
-def outgoing_trace(stage: Stage | None, destination: str) -> dict[str, str]:
-    """Return `traceparent` and `tracestate` for what a stage of this task's request sends; nothing
-    where the destination is not to know them. `destination`: as `TracePolicy` has it."""
-    context = LOG_CONTEXT.get()
-    if stage is None or context is None:
-        return {}
-    policy = context.policy
-    if policy is None or not policy.sends_to(destination):
-        return {}
-    if not stage.span_id:
-        stage.span_id = new_span_id()
-    parent = traceparent(context.trace, stage.span_id, is_sampled=context.is_sampled)
-    state = context.client.state
-    return {"traceparent": parent, "tracestate": state} if state else {"traceparent": parent}
-
-
-def note_client_trace(named: Mapping[str, object]) -> None:
-    """Take the trace that a message of this task's request names (`_meta` of MCP, SEP-414), unless
-    the request's headers name one."""
-    context = LOG_CONTEXT.get()
-    if context is not None and isinstance(named.get("traceparent"), str):
-        context.note_client(named)
 
 
 def to_time(seconds: float) -> str:

@@ -7,7 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 
-from foundation.logs import outside_requests
+from foundation.request_context import outside_requests
 from foundation.tasks import LogAndContinue, end_tasks
 
 

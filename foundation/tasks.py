@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine, Hashable
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from foundation.request_context import outside_requests
+
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
@@ -87,8 +89,6 @@ class SharedTasks(Generic[K, T]):
     def start(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
         """Return the running task of the key, or start `work` as one."""
         if key not in self._tasks:
-            from foundation.logs import outside_requests  # which builds on this module
-
             context = outside_requests()
             task = asyncio.create_task(work(), name=self._name, context=context)
             self._tasks[key] = task

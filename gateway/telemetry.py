@@ -20,7 +20,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from billing.events import UsageEvent
 from engine.fairness import LANE_WEIGHTS
 from engine.protocol import Lane, ReplicaStatus
-from foundation.logs import current_stages
+from foundation.request_context import current_stages
 from foundation.stages import Stage
 from gateway.generation_events import MeteredUsage, RawBody, ReplicaEvent
 from gateway.lanes import ServedRequest, Slo, SloOutcome, judge

@@ -16,8 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.errors import SpoolError
 from billing.ingestion.shipper import OnBooked
-from foundation.logs import LOG_CONTEXT, LogContext
 from foundation.periodic import Periodic
+from foundation.request_context import LOG_CONTEXT, LogContext
 from foundation.tasks import end_tasks
 from gateway.auth.bearer.api_keys import principal_of
 from gateway.auth.errors import AuthError, MissingScope

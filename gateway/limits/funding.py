@@ -26,8 +26,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from foundation.logs import outside_requests
 from foundation.periodic import Periodic
+from foundation.request_context import outside_requests
 from foundation.tasks import LogAndContinue, end_tasks
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.redis.keys import org_keys

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from foundation.logs import current_stages, outgoing_trace
+from foundation.request_context import current_stages, outgoing_trace
 from foundation.stages import Stage
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc

@@ -21,8 +21,8 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from foundation.logs import outside_requests
 from foundation.periodic import Periodic
+from foundation.request_context import outside_requests
 from foundation.tasks import end_tasks
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import LIST_CHANGES, RESOURCE_UPDATED

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from foundation import sse
 from foundation.json_values import MAX_VALUES
-from foundation.logs import note_client_trace
+from foundation.request_context import note_client_trace
 from foundation.tasks import end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc

@@ -14,16 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation import logs
-from foundation.logs import (
-    LOG_CONTEXT,
-    MAX_WRITE_BYTES,
-    HumanFormatter,
-    JsonFormatter,
-    LineWriter,
-    LogContext,
-    batches_of,
-)
+from foundation.logs import MAX_WRITE_BYTES, HumanFormatter, JsonFormatter, LineWriter, batches_of
 from foundation.periodic import Periodic
+from foundation.request_context import LOG_CONTEXT, LogContext
 
 REQUEST = "req_01890000000070008000000000000000"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

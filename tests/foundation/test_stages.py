@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from foundation.logs import LOG_CONTEXT, LogContext, current_stages
+from foundation.request_context import LOG_CONTEXT, LogContext, current_stages
 from foundation.stages import MAX_STAGES, Stages
 
 REQUEST = "req_" + "1" * 32

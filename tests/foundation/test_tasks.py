@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from foundation import tasks as ending
-from foundation.logs import LOG_CONTEXT, LogContext
+from foundation.request_context import LOG_CONTEXT, LogContext
 from foundation.tasks import LOG_AGAIN_S, LogAndContinue, SharedTasks, TaskSet
 
 log = logging.getLogger(__name__)

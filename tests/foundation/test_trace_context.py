@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from foundation.logs import LOG_CONTEXT, LogContext, note_client_trace, outgoing_trace
+from foundation.request_context import LOG_CONTEXT, LogContext, note_client_trace, outgoing_trace
 from foundation.stages import Stages
 from foundation.trace_context import ClientTrace, TokenBucket, TracePolicy, read_trace
 from gateway.ids import uuid7_hex

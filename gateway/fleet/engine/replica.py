@@ -28,7 +28,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.output_parser.output_format import OutputFormat
 from engine.text.tokenizer import Tokenizer
 from engine.transport.client import Engine
-from foundation.logs import LOG_CONTEXT
+from foundation.request_context import LOG_CONTEXT
 from gateway.fleet.engine.cache_outcome import Circumstances, outcome_of, prefix_digest
 from gateway.fleet.engine.choice_text import GenerationText
 from gateway.fleet.engine.folder_options import NO_OPTIONS, FolderOptions

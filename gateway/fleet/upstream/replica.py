@@ -33,7 +33,7 @@ from foundation.http1 import (
     ReadTimeout,
     request_head,
 )
-from foundation.logs import outgoing_trace
+from foundation.request_context import outgoing_trace
 from foundation.sse import END, Event, EventParser, EventTooLarge
 from foundation.stages import CURRENT_ATTEMPT
 from gateway.fleet.contact import Contact

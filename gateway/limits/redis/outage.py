@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from foundation.logs import outside_requests
+from foundation.request_context import outside_requests
 from foundation.tasks import LogAndContinue, end_tasks
 from gateway.ids import uuid7
 from gateway.limits.redis.keys import org_keys, org_of

@@ -23,7 +23,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as NotConnected
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from foundation.logs import outside_requests
+from foundation.request_context import outside_requests
 
 MAX_BATCH = 64
 MAX_BATCHES = 2

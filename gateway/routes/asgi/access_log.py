@@ -16,7 +16,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from billing.pricing.rating import rate
-from foundation.logs import LineWriter, LogContext, to_time
+from foundation.logs import LineWriter, to_time
+from foundation.request_context import LogContext
 from foundation.trace_context import TracePolicy
 from gateway.principal import Principal
 from gateway.settings.file import LogsConfig

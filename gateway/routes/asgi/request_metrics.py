@@ -14,7 +14,7 @@ from typing import Any
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, ReceiveMessage, Scope, Send
 
-from foundation.logs import LOG_CONTEXT
+from foundation.request_context import LOG_CONTEXT
 from gateway.net.client_address import client_address
 from gateway.networks import Networks
 from gateway.routes.asgi.access_log import AccessLog, NotedAnswer

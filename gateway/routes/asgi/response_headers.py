@@ -12,7 +12,7 @@ import time
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from foundation.logs import LOG_CONTEXT, LogContext
+from foundation.request_context import LOG_CONTEXT, LogContext
 from gateway.ids import uuid7_hex
 from gateway.routes.asgi.access_log import AccessLog
 from gateway.routes.asgi.request_metrics import ACCESS_LOG

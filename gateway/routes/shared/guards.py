@@ -16,7 +16,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.routes import HTTPRoute
 from litestar.types import Scope
 
-from foundation.logs import current_stages
+from foundation.request_context import current_stages
 from gateway.auth.errors import (
     AuthError,
     MissingCredential,

@@ -22,8 +22,8 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from foundation.logs import outside_requests
 from foundation.periodic import Periodic
+from foundation.request_context import outside_requests
 from foundation.tasks import TaskSet
 from mcp_bridge.protocol.eras import SAMPLING_BY
 from mcp_bridge.upstream.circuit_breaker import Attempt, Breaker, UpstreamResting

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from billing.pricing.price_book import PriceBook
 from billing.reconciliation.checks import check_ledger
 from billing.tables import usage_events
-from foundation.logs import LOG_CONTEXT
+from foundation.request_context import LOG_CONTEXT
 from gateway.batches import lines, steward
 from gateway.batches.runner import BatchRunner
 from gateway.batches.running import MAX_LOSSES

@@ -20,7 +20,7 @@ from billing.errors import SpoolBroken, SpoolFull
 from billing.events import DisputedUsage, Quantities, UsageEvent
 from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool
-from foundation.logs import LOG_CONTEXT, LogContext
+from foundation.request_context import LOG_CONTEXT, LogContext
 from foundation.tasks import TaskSet
 from gateway.fleet.errors import (
     DeadlinePassed,

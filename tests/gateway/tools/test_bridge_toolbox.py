@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from foundation.logs import LOG_CONTEXT, LogContext
+from foundation.request_context import LOG_CONTEXT, LogContext
 from gateway.mcp.calls import RedisCalls
 from gateway.mcp.service.service import to_caller
 from gateway.principal import Principal

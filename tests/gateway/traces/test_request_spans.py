@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
-from foundation.logs import LogContext
+from foundation.request_context import LogContext
 from foundation.stages import MAX_STAGES
 from foundation.trace_context import TracePolicy
 from gateway.generation_events import MeteredUsage

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from bench.tools.ports import free_port
-from foundation.logs import LogContext
+from foundation.request_context import LogContext
 from gateway.routes.asgi.access_log import AccessLog, NotedAnswer
 from gateway.settings.file import LogsConfig, TracesConfig
 from gateway.telemetry import Telemetry

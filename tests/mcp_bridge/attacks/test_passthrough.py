@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from foundation.logs import LOG_CONTEXT, LogContext
+from foundation.request_context import LOG_CONTEXT, LogContext
 from foundation.trace_context import TracePolicy
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, answer, attacked, events
 from tests.mcp_bridge.processes import LegacyClient, last_of, modern

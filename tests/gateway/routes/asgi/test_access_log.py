@@ -13,7 +13,7 @@ import pytest
 from litestar import Litestar
 
 from billing.events import Attempt, Component, Price, UsageEvent
-from foundation.logs import LogContext
+from foundation.request_context import LogContext
 from gateway.app.create import create_app
 from gateway.fleet.router import Fleet
 from gateway.generation_events import MeteredUsage

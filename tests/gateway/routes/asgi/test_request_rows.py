@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from foundation.logs import LogContext
+from foundation.request_context import LogContext
 from foundation.stages import Stage
 from gateway.generation_events import MeteredUsage
 from gateway.lanes import Slo
