@@ -1,4 +1,4 @@
-# make run | make test | make test-nightly | make test-postgres | make test-stress | make clients | make soak | make chaos-nightly | make setup | make lint | make fields | make lock | make dist | make penny | make gpu-check | make gpu-bench | make auth-conformance | make mcp-conformance | make auth-coverage
+# make run | make test | make test-nightly | make test-postgres | make test-stress | make clients | make soak | make chaos-nightly | make setup | make lint | make fields | make shots | make lock | make dist | make penny | make gpu-check | make gpu-bench | make auth-conformance | make mcp-conformance | make auth-coverage
 # Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line.
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -36,7 +36,7 @@ clients: $(VENV)/.dev .clients/.done
 	.clients/bin/python -m pip install -q -r requirements/clients.txt
 	@touch $@
 
-.PHONY: tests test-nightly test-postgres test-stress clients fields map fuzz soak chaos-nightly run test setup lint lint-style lint-types lint-shape lock dist penny clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
+.PHONY: tests test-nightly test-postgres test-stress clients fields map shots fuzz soak chaos-nightly run test setup lint lint-style lint-types lint-shape lock dist penny clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
@@ -95,6 +95,10 @@ fields: $(VENV)/.dev
 # The folder map of ARCHITECTURE.md, from the first sentence of each package.
 map: $(VENV)/.dev
 	$(BIN)/python -m tests.folder_map
+
+# Pictures of each page of the console in shots/: light, dark, narrow, with little and much data.
+shots: $(VENV)/.dev
+	SHOTS=$(or $(OUT),shots) $(BIN)/python -m pytest -q tests/gateway/console/test_shots.py
 
 setup: $(VENV)/.dev
 

@@ -115,6 +115,14 @@ class SpentByKey(msgspec.Struct, frozen=True, kw_only=True):
 
 async def spent_by_key(conn: AsyncConnection, org: str, key: str, now: datetime) -> SpentByKey:
     """Return the booked spending of a key; running requests are not in it."""
+    found = await spent_by_keys(conn, org, [key], now)
+    return found.get(key, SpentByKey(day=0, week=0, month=0, total=0))
+
+
+async def spent_by_keys(
+    conn: AsyncConnection, org: str, keys: Sequence[str], now: datetime
+) -> dict[str, SpentByKey]:
+    """Return the booked spending of some keys; one that has spent nothing is left out."""
     own = usage_daily.c
     total = total_pico(own)
     midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -126,9 +134,14 @@ async def spent_by_key(conn: AsyncConnection, org: str, key: str, now: datetime)
     sums = [
         sa.func.sum(total).filter(own.day >= start).label(name) for name, start in starts.items()
     ]
-    found = sa.select(*sums, sa.func.sum(total).label("total"))
-    row = (await conn.execute(found.where(own.org == org, own.key == key))).one()
-    return SpentByKey(**{name: int(amount or 0) for name, amount in row._mapping.items()})
+    found = sa.select(own.key, *sums, sa.func.sum(total).label("total"))
+    found = found.where(own.org == org, own.key.in_(keys)).group_by(own.key)
+    return {
+        row.key: SpentByKey(
+            **{name: int(row._mapping[name] or 0) for name in SpentByKey.__struct_fields__}
+        )
+        for row in await conn.execute(found)
+    }
 
 
 COUNTED: dict[str, tuple[str, ...]] = {

@@ -26,7 +26,7 @@ import msgspec
 from billing.money import format_usd
 
 Kind = Literal[
-    "text", "id", "count", "usd", "percent", "ms", "bytes", "time", "moment", "bar", "tag"
+    "text", "code", "id", "count", "usd", "percent", "ms", "bytes", "time", "moment", "bar", "tag"
 ]
 """How a value is shown. `time`: how long ago; `moment`: absolute; `bar`: 0 to 1, of a limit; `tag`:
 a word, or a pair of it and one of TONES."""

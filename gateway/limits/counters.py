@@ -282,6 +282,16 @@ class Counters:
             raise self._scripts.failed(str(command[0]), key, error) from error
 
 
+async def spent_now(redis: Redis, org_id: str, counters: Sequence[Counter]) -> dict[Counter, int]:
+    """Return what counters stand at, in nano-USD: what was spent, and what running requests hold.
+    One that is not built yet is left out. Raises: redis.exceptions.RedisError."""
+    pipeline = redis.pipeline(transaction=False)
+    for each in counters:
+        pipeline.hget(each.key(org_id), "n")
+    found = await pipeline.execute() if counters else []
+    return {each: int(nano) for each, nano in zip(counters, found, strict=True) if nano is not None}
+
+
 async def begin_anew(redis: Redis, org_id: str) -> None:
     """The books have changed what was spent: its counters are forgotten, and built from them by who
     asks next. Raises: RedisError, OSError."""

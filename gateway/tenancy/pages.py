@@ -78,3 +78,18 @@ async def read_all(
             yield kind(**row._mapping)
         if rows:
             cursor = Cursor(limit=MAX_LIMIT, after=rows[-1].id)
+
+
+def like(column: sa.ColumnElement[str], text: str) -> sa.ColumnElement[bool]:
+    """Select whether a text stands in a column, in whatever case."""
+    return column.ilike(f"%{escaped(text)}%", escape="\\")
+
+
+def ends(column: sa.ColumnElement[str], text: str) -> sa.ColumnElement[bool]:
+    """Select whether a column ends with a text, such as the end of an id."""
+    return column.like(f"%{escaped(text)}", escape="\\")
+
+
+def escaped(text: str) -> str:
+    """Return a text that LIKE takes for itself."""
+    return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")

@@ -136,6 +136,13 @@ class ExternalLogin:
             if each.issuer.org_id == org_id and each.issuer.client_id is not None
         ]
 
+    async def logins_of_one_org(self) -> list[Issuer]:
+        """Return the issuers through which users can sign in, if they are all of one org: then
+        nobody has to name it, and nothing is told of any other. Raises: AuthUnavailable."""
+        listed = (await self._directory.snapshot()).by_id.values()
+        found = [each.issuer for each in listed if each.issuer.client_id is not None]
+        return found if len({each.org_id for each in found}) == 1 else []
+
     async def start(self, issuer_id: str, *, request: str, browser: str) -> str:
         """Return the URL at the issuer to redirect the browser to.
 

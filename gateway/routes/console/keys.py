@@ -1,108 +1,369 @@
-"""Shows /console/keys: the API keys of the organization, what each may, and how much of its limits
-it has used; makes, rotates and revokes them."""
+"""Shows /console/keys: the API keys of the organization, what each may, and how much of its budget
+is spent and held; makes, changes, rotates and revokes them."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 from litestar import Response
+from redis.exceptions import RedisError
 
+from billing.errors import MoneyError
+from billing.ledger.spend_totals import SpentByKey, spent_by_keys
+from billing.money import usd
 from gateway.console.tables import Table, TableColumn
+from gateway.limits.counters import spent_now
+from gateway.limits.spending import PICO_PER_NANO, Counter, counter_of
 from gateway.permissions import SCOPE_MCP_CALL
-from gateway.principal import SCOPE_INFERENCE
+from gateway.principal import PLAN_LIMITS, SCOPE_INFERENCE
 from gateway.routes.admin.keys import check_given
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
-from gateway.tenancy.keys.keys import KeyRow, create_key, retrieve_key, revoke_key, select_keys
-from gateway.tenancy.pages import read_page
+from gateway.tenancy.errors import InvalidField
+from gateway.tenancy.keys.changes import DEFAULT_GRACE_S, rotate_key, update_key
+from gateway.tenancy.keys.key_pages import (
+    STATES,
+    KeyCap,
+    KeyPage,
+    get_key_page,
+    list_key_pages,
+)
+from gateway.tenancy.keys.keys import CreatedKey, KeyRow, create_key, revoke_key
+from gateway.tenancy.keys.restrictions import Restrictions
+from gateway.tenancy.money.spend_caps import archive_spend_cap, check_amount, create_spend_cap
 from gateway.tenancy.projects import select_projects
-from gateway.tenancy.tables import api_keys
+
+MAX_PROJECTS = 200
+"""So many are offered in a choice; a key of another one is made from its project's page."""
+GRACES = (("86400", "1 day"), ("3600", "1 hour"), ("604800", "7 days"), ("0", "not at all"))
+EXPIRIES = (("", "never"), ("30", "in 30 days"), ("90", "in 90 days"), ("365", "in a year"))
+PERIODS = (("month", "a month"), ("day", "a day"), ("total", "in all"))
+KEY_LIMITS = [limit for limit in PLAN_LIMITS if limit.of_keys]
 
 page = ConsolePage(name="keys", title="Keys and limits", letter="k")
 
 
-def state_of(key: KeyRow, now: datetime) -> tuple[str, str]:
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """A cap of a key, and how much of it is gone."""
+
+    cap: KeyCap
+    used_pico: int
+    held_pico: int
+    """Running requests hold it; what they do not use is given back."""
+    resets_at: datetime | None
+
+    @property
+    def left_pico(self) -> int:
+        return max(0, self.cap.amount_pico - self.used_pico - self.held_pico)
+
+    @property
+    def part(self) -> float:
+        return self.used_pico / self.cap.amount_pico if self.cap.amount_pico else 1.0
+
+    @property
+    def held_part(self) -> float:
+        return self.held_pico / self.cap.amount_pico if self.cap.amount_pico else 0.0
+
+
+class KeyLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as a row of the list."""
+
+    page: KeyPage
+    state: tuple[str, str]
+    spent: SpentByKey
+    budgets: list[Budget]
+
+    @property
+    def key(self) -> KeyRow:
+        return self.page.key
+
+    @property
+    def id(self) -> str:
+        return self.page.key.id
+
+    @property
+    def tightest(self) -> Budget | None:
+        return max(self.budgets, key=lambda each: each.part + each.held_part, default=None)
+
+    @property
+    def budget_used(self) -> float | None:
+        return None if self.tightest is None else self.tightest.part + self.tightest.held_part
+
+
+NOTHING_SPENT = SpentByKey(day=0, week=0, month=0, total=0)
+
+
+def state_of(found: KeyPage, now: datetime) -> tuple[str, str]:
+    key = found.key
     if key.revoked_at is not None:
         return "revoked", "err"
     if key.expires_at is not None and key.expires_at <= now:
         return "expired", "wait"
+    if not found.owner_may:
+        return "refused: its owner left", "wait"
     return "active", "ok"
 
 
+async def to_lines(
+    request: ConsoleRequest, found: list[KeyPage], spent: dict[str, SpentByKey]
+) -> list[KeyLine]:
+    """Add what is spent and held of each key's budgets."""
+    counters = {
+        cap.id: counter_of("key", each.key.id, cap.period, request.now.timestamp())
+        for each in found
+        for cap in each.caps
+    }
+    try:
+        live = await spent_now(request.redis, request.org_id, list(counters.values()))
+    except (RedisError, OSError):
+        live = {}  # what is booked is known all the same
+    return [
+        KeyLine(
+            page=each,
+            state=state_of(each, request.now),
+            spent=(of_key := spent.get(each.key.id, NOTHING_SPENT)),
+            budgets=[to_budget(cap, counters[cap.id], of_key, live) for cap in each.caps],
+        )
+        for each in found
+    ]
+
+
+def to_budget(cap: KeyCap, counter: Counter, spent: SpentByKey, live: dict[Counter, int]) -> Budget:
+    used: int = getattr(spent, cap.period)
+    counted = live.get(counter, 0) * PICO_PER_NANO
+    return Budget(cap=cap, used_pico=used, held_pico=max(0, counted - used), resets_at=counter.end)
+
+
 @page.get()
-async def show(request: ConsoleRequest, made: Any = None) -> Response[bytes]:
-    project_id = request.value("project")
+async def show(request: ConsoleRequest, made: CreatedKey | None = None) -> Response[bytes]:
+    project_id, state = request.value("project"), request.value("state", STATES)
     async with request.transaction() as conn:
-        listed = select_keys(request.org_id, project_id=project_id or None)
-        rows, more = await read_page(conn, listed, api_keys.c.id, request.cursor())
-        found = await conn.execute(select_projects(request.org_id, archived=True))
-        names = {each.id: each.name for each in found}
-    keys = [KeyRow(**row._mapping) for row in rows]
+        found, more = await list_key_pages(
+            conn,
+            org_id=request.org_id,
+            project_id=project_id or None,
+            state=state or None,  # type: ignore[arg-type]
+            text=request.value("q"),
+            now=request.now,
+            cursor=request.cursor(),
+        )
+        spent = await spent_by_keys(
+            conn, request.org_id, [each.key.id for each in found], request.now
+        )
+        listed = select_projects(request.org_id).limit(MAX_PROJECTS)
+        projects = [(each.id, each.name) for each in await conn.execute(listed)]
+    lines = await to_lines(request, found, spent)
     table = Table(
         "API keys",
-        keys,
-        TableColumn("Name", "name", link=lambda key: f"{page.path}/{key.id}"),
-        TableColumn("Key", "hint"),
-        TableColumn("Project", lambda key: names.get(key.project_id, "all, for administration")),
-        TableColumn("State", lambda key: state_of(key, request.now), kind="tag"),
-        TableColumn("Last used", "last_used_at", kind="time"),
-        TableColumn("Made", "created_at", kind="time"),
+        lines,
+        TableColumn("Name", lambda line: line.key.name, link=address_of),
+        TableColumn("Key", lambda line: line.key.hint, kind="code"),
+        TableColumn("Project", lambda line: line.page.project_name or "all, to administer"),
+        TableColumn("State", "state", kind="tag"),
+        TableColumn("Spent this month", lambda line: line.spent.month, kind="usd"),
+        TableColumn("Budget", "budget_used", kind="bar", detail=budget_words),
+        TableColumn("Last used", lambda line: line.key.last_used_at, kind="time"),
         TableColumn("Id", "id", kind="id"),
     )
     return request.render(
         "keys",
         table=table,
-        more=keys[-1].id if more else None,
-        projects=sorted(names.items(), key=lambda each: each[1]),
+        more=found[-1].key.id if more else None,
+        projects=sorted(projects, key=lambda each: each[1].casefold()),
+        states=STATES,
+        expiries=EXPIRIES,
         made=made,
-        headers={"cache-control": "no-store"},
     )
 
 
-@page.post("/create", needs="admin:keys", again=show)
+def address_of(line: KeyLine) -> str:
+    return f"{page.path}/{line.id}"
+
+
+def budget_words(line: KeyLine) -> str | None:
+    return None if line.tightest is not None else "none"
+
+
+@page.post("/create", needs="admin:keys", again=show, in_project="project_id")
 async def create(request: ConsoleRequest) -> Response[bytes]:
-    scopes = [name for name in (SCOPE_INFERENCE, SCOPE_MCP_CALL) if name in request.form]
+    form = request.form
+    scopes = [name for name in (SCOPE_INFERENCE, SCOPE_MCP_CALL) if name in form]
     check_given(request.user, scopes)
+    budget = read_budget(form) if request.can("admin:billing") else None
     pepper_id, pepper = request.services.authenticator.pepper
     async with request.transaction() as conn:
         made = await create_key(
             conn,
             org_id=request.org_id,
-            project_id=request.form.get("project_id") or None,
-            name=request.form.get("name", "").strip(),
+            project_id=form.get("project_id") or None,
+            name=form.get("name", "").strip(),
             scopes=scopes,
+            expires_at=expiry_of(form.get("expires", ""), request.now),
+            restrictions=Restrictions(**limits_of(request)),
             pepper=pepper,
             pepper_id=pepper_id,
             actor=request.actor,
             by=request.user,
         )
+    if budget is not None:
+        await add_budget(request, made.row.id, *budget)
     request.form = {}
     return await show(request, made)
 
 
+def expiry_of(days: str, now: datetime) -> datetime | None:
+    """Raises: InvalidField."""
+    if not days:
+        return None
+    if days not in dict(EXPIRIES):
+        raise InvalidField("expires", "must be one of those offered")
+    return now + timedelta(days=int(days))
+
+
+def limits_of(request: ConsoleRequest) -> dict[str, Any]:
+    """Read the limits of a key that a form has; an empty field is no limit. Raises:
+    InvalidField."""
+    found: dict[str, Any] = {}
+    for limit in KEY_LIMITS:
+        text = request.form.get(limit.name, "").replace(",", "").replace("\u00a0", "").strip()
+        if text and not text.isdecimal():
+            raise InvalidField(limit.name, "must be a whole number, or empty for no limit")
+        found[limit.name] = int(text) if text else None
+    return found
+
+
+def read_budget(form: Mapping[str, str]) -> tuple[int, Any] | None:
+    """Return the amount in pico-USD and the period of a form; None: it has none. Raises:
+    InvalidField."""
+    amount, period = form.get("budget", "").strip(), form.get("period", "month")
+    if period not in dict(PERIODS):
+        raise InvalidField("period", "must be one of those offered")
+    if not amount:
+        return None
+    try:
+        amount_pico = usd(amount.removeprefix("$").replace(",", "").strip())
+    except MoneyError:
+        raise InvalidField("budget", "must be an amount of USD, such as 20 or 0.50") from None
+    check_amount("budget", amount_pico)
+    return amount_pico, period
+
+
+async def add_budget(request: ConsoleRequest, key_id: str, amount_pico: int, period: Any) -> None:
+    """Raises: InvalidField, NotFound, Conflict."""
+    await create_spend_cap(
+        request.system_db,
+        request.redis,
+        org_id=request.org_id,
+        key_id=key_id,
+        period=period,
+        amount_pico=amount_pico,
+        actor=request.actor,
+    )
+
+
 @page.get("/{key_id:str}")
-async def show_one(request: ConsoleRequest) -> Response[bytes]:
+async def show_one(request: ConsoleRequest, made: CreatedKey | None = None) -> Response[bytes]:
+    key_id = request.ids["key_id"]
     async with request.transaction() as conn:
-        key = await retrieve_key(conn, request.ids["key_id"], org_id=request.org_id)
-    return request.render("key", key=key, fields=msgspec.structs.asdict(key))
+        found = await get_key_page(conn, org_id=request.org_id, key_id=key_id)
+        spent = await spent_by_keys(conn, request.org_id, [key_id], request.now)
+    [line] = await to_lines(request, [found], spent)
+    key = found.key
+    return request.render(
+        "key",
+        line=line,
+        key=key,
+        limits=[(limit, getattr(key, limit.name)) for limit in KEY_LIMITS],
+        graces=GRACES,
+        periods=PERIODS,
+        made=made,
+        may_change=may_change(request, key),
+        default_grace=str(DEFAULT_GRACE_S),
+    )
 
 
-@page.post("/{key_id:str}/revoke", needs="admin:keys", again=show)
-async def revoke(request: ConsoleRequest) -> Response[bytes]:
+def may_change(request: ConsoleRequest, key: KeyRow) -> bool:
+    """Tell whether they may change a key: it is live, and may do no more than they may."""
+    if key.revoked_at is not None or not request.can("admin:keys", key.project_id):
+        return False
+    if key.project_id is None or any(scope.startswith("admin:") for scope in key.scopes):
+        return key.user_id == request.session.user_id
+    return True
+
+
+def changing(request: ConsoleRequest) -> dict[str, Any]:
+    """Return what a verb takes, with a check that nobody takes over a key that may do more than
+    they may."""
+
     def check(row: KeyRow) -> None:
+        request.require("admin:keys", row.project_id)
         check_given(request.user, row.scopes)
 
-    ended = await revoke_key(
+    return {"org_id": request.org_id, "actor": request.actor, "check": check}
+
+
+@page.post("/{key_id:str}/update", again=show_one)
+async def update(request: ConsoleRequest) -> Response[bytes]:
+    key_id, values = request.ids["key_id"], {"name": request.form.get("name", "").strip()}
+    changed = await update_key(
+        request.db,
+        request.redis,
+        key_id,
+        {**values, **limits_of(request)},
+        **changing(request),
+        by=request.user,
+    )
+    return request.done(f"{changed.name} is changed.", to=f"{page.path}/{key_id}")
+
+
+@page.post("/{key_id:str}/rotate", again=show_one)
+async def rotate(request: ConsoleRequest) -> Response[bytes]:
+    grace = request.form.get("grace", str(DEFAULT_GRACE_S))
+    if grace not in dict(GRACES):
+        raise InvalidField("grace", "must be one of those offered")
+    pepper_id, pepper = request.services.authenticator.pepper
+    made = await rotate_key(
         request.db,
         request.redis,
         request.ids["key_id"],
+        grace_s=int(grace),
+        pepper=pepper,
+        pepper_id=pepper_id,
+        **changing(request),
+        by=request.user,
+    )
+    return await show_one(request, made)
+
+
+@page.post("/{key_id:str}/revoke", again=show_one)
+async def revoke(request: ConsoleRequest) -> Response[bytes]:
+    key_id = request.ids["key_id"]
+    ended = await revoke_key(request.db, request.redis, key_id, **changing(request))
+    return request.done(f"{ended.name} is revoked: every worker refuses it.")
+
+
+@page.post("/{key_id:str}/budget", needs="admin:billing", again=show_one)
+async def set_budget(request: ConsoleRequest) -> Response[bytes]:
+    key_id, budget = request.ids["key_id"], read_budget(request.form)
+    if budget is None:
+        raise InvalidField("budget", "must be an amount of USD, such as 20 or 0.50")
+    await add_budget(request, key_id, *budget)
+    return request.done("The budget holds from now on.", to=f"{page.path}/{key_id}")
+
+
+@page.post("/{key_id:str}/budget/{cap_id:str}/remove", needs="admin:billing", again=show_one)
+async def remove_budget(request: ConsoleRequest) -> Response[bytes]:
+    await archive_spend_cap(
+        request.system_db,
+        request.redis,
+        request.ids["cap_id"],
         org_id=request.org_id,
         actor=request.actor,
-        check=check,
     )
-    return request.done(f"The key {ended.name} is revoked: every worker refuses it.")
+    return request.done("The budget is lifted.", to=f"{page.path}/{request.ids['key_id']}")
 
 
 routes = page.routes

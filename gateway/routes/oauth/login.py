@@ -20,6 +20,7 @@ from litestar import Request, Response, get
 from redis.exceptions import RedisError
 
 from gateway.audit.errors import CredentialInAudit
+from gateway.auth.errors import AuthUnavailable
 from gateway.auth.login.login import OrgChoice, SignedIn, WrongCredentials
 from gateway.auth.login.passwords import MIN_LENGTH, PasswordsBusy
 from gateway.auth.login.sessions import Session, end_session
@@ -125,10 +126,8 @@ def page_in(query: str) -> str | None:
 
 async def read_occasion(auth: Authorization, query: str) -> Occasion:
     """Raises: AuthorizationRefused."""
-    if not query:
-        return Occasion()
-    if page_in(query) is not None:
-        return Occasion(query=query)
+    if not query or page_in(query) is not None:
+        return Occasion(query=query, providers=await read_providers(auth, None, query))
     asked, parameters = await find_request(auth, query)
     name = None
     if asked.org_id is not None:
@@ -152,9 +151,14 @@ async def read_occasion(auth: Authorization, query: str) -> Occasion:
 async def read_providers(
     auth: Authorization, org_id: str | None, query: str
 ) -> tuple[tuple[str, str], ...]:
-    if org_id is None:
-        return ()
-    found = await auth.external.logins_of(org_id)
+    """Return the providers of an org; None: of the only one that has any."""
+    try:
+        if org_id is None:
+            found = await auth.external.logins_of_one_org()
+        else:
+            found = await auth.external.logins_of(org_id)
+    except AuthUnavailable:
+        return ()  # the page has other ways in
     return tuple((each.name, f"/oauth/external/{each.id}/start?{query}") for each in found)
 
 

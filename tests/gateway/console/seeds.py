@@ -6,12 +6,20 @@ has more addresses than its own, name them in ADDRESSES.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 
+import sqlalchemy as sa
+
+from billing.money import PICO_PER_USD
 from gateway.audit.log import COMMAND_LINE
 from gateway.db import tenant
+from gateway.limits.spending import counter_of
 from gateway.tenancy.keys.keys import create_key
+from gateway.tenancy.members.members import add_member
+from gateway.tenancy.money.spend_caps import create_spend_cap
 from gateway.tenancy.projects import create_project
+from gateway.tenancy.tables import api_keys
 from tests.gateway.console.server import ConsoleServer, Organization
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'{{7*7}}${7*7} =cmd|' /C"
@@ -46,8 +54,52 @@ async def projects(server: ConsoleServer) -> None:
             await create_project(conn, org_id=server.much.id, name=name, actor=COMMAND_LINE)
 
 
-SEEDS: list[Callable[[ConsoleServer], Awaitable[None]]] = [keys, projects]
-ADDRESSES: list[Callable[[ConsoleServer, Organization], list[str]]] = []
+async def budgets(server: ConsoleServer) -> None:
+    """One that is nearly spent, and people in projects."""
+    for org in (server.little, server.much):
+        async with tenant(server.services.db, org.id) as conn:
+            key_id = await conn.scalar(sa.select(sa.func.min(api_keys.c.id)))
+            for role in ("developer", "reader"):
+                await add_member(
+                    conn,
+                    org_id=org.id,
+                    project_id=org.project_id,
+                    user_id=org.users[role],
+                    role="owner" if role == "developer" else "member",
+                    actor=COMMAND_LINE,
+                )
+        where = {"org_id": org.id, "key_id": key_id, "actor": COMMAND_LINE}
+        await create_spend_cap(
+            server.services.system_db,
+            server.services.redis,
+            amount_pico=20 * PICO_PER_USD,
+            **where,
+        )
+        counter = counter_of("key", str(key_id), "month", time.time())
+        await server.services.redis.hset(counter.key(org.id), "n", 17 * 10**9)
+
+
+def things(server: ConsoleServer, org: Organization) -> list[str]:
+    """A key, a project and a person."""
+
+    async def newest() -> list[str]:
+        async with tenant(server.services.db, org.id) as conn:
+            key_id = await conn.scalar(sa.select(sa.func.min(api_keys.c.id)))
+            newest = await conn.scalar(sa.select(sa.func.max(api_keys.c.id)))
+        return [f"/console/keys/{key_id}", f"/console/keys/{newest}"]
+
+    return [
+        *server.call(newest),
+        f"/console/projects/{org.project_id}",
+        f"/console/people/{org.users['developer']}",
+        "/console/search?q=e",
+        "/console/keys?state=expired",
+        "/console/projects?state=archived",
+    ]
+
+
+SEEDS: list[Callable[[ConsoleServer], Awaitable[None]]] = [keys, projects, budgets]
+ADDRESSES: list[Callable[[ConsoleServer, Organization], list[str]]] = [things]
 """Each returns addresses below /console that are looked at beside those of all pages."""
 
 

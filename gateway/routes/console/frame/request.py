@@ -62,6 +62,7 @@ MAX_MESSAGE = 1000
 THEMES = ("light", "dark")
 FILE_NAME = re.compile(r"[^a-z0-9]+")
 HX_REQUEST, HX_BOOSTED, HX_URL = "hx-request", "hx-boosted", "hx-current-url"
+HX_PUSH = "hx-push-url"
 
 
 class Flash(msgspec.Struct, frozen=True):
@@ -266,11 +267,13 @@ class ConsoleRequest:
             at=lambda moment: formats.moment(moment, self.zone),
             **values,
         )
+        # What a form answers itself has no address to come back to: htmx leaves it as it is.
+        stays = {HX_PUSH: "false"} if self.http.method == "POST" else {}
         response = Response(
             shown,
             status_code=status,
             media_type=HTML,
-            headers={**guard_console(), **(headers or {})},
+            headers={**guard_console(), **stays, **(headers or {})},
         )
         if flash is not None:
             response.set_cookie(self._cookie(FLASH, "", 0))

@@ -97,6 +97,18 @@ async def test_a_clients_request_goes_on_after_it(
     assert consent.status_code == 200 and CALLBACK.partition("/cb")[0] in consent.text
 
 
+async def test_where_one_organization_alone_has_a_provider_nobody_names_it(
+    browser: httpx.AsyncClient, listed: str, issuer: FakeIssuer, ada: Tenant, other: Tenant
+) -> None:
+    """And who came from a page of the console is back there."""
+    asked = await browser.get("/console/keys?state=active")
+    page = await browser.get(asked.headers["location"])
+    start = page.text.split('class="provider" href="')[1].split('"')[0].replace("&amp;", "&")
+    answer = urlencode(answers(issuer, asked_of(await browser.get(start)), ada.email))
+    done = await browser.get(f"/oauth/external/{listed}/callback?{answer}")
+    assert done.headers["location"] == "/console/keys?state=active"
+
+
 async def test_another_browser_cannot_bring_the_answer(
     app: Litestar, browser: httpx.AsyncClient, listed: str, issuer: FakeIssuer, ada: Tenant
 ) -> None:
