@@ -37,7 +37,7 @@ import msgspec
 import psutil
 import uvloop
 
-from bench.cancel import cancel_ms
+from bench.tools.cancel import cancel_ms
 from bench.tools.floor import PATH
 from bench.tools.hot_path import Sampled, by_part
 from bench.tools.hot_path import table as table_of_parts
@@ -64,7 +64,7 @@ START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 UNLIMITED = 1_000_000_000_000
 ENDLESS = "endless"
-"""The model whose streams end when their client goes (`bench.cancel`)."""
+"""The model whose streams end when their client goes (`bench.tools.cancel`)."""
 SIDES = {
     "straight": "straight",
     "bare": "bare ASGI",

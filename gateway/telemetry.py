@@ -22,7 +22,7 @@ from engine.fairness import LANE_WEIGHTS
 from engine.protocol import Lane, ReplicaStatus
 from foundation.request_context import current_stages
 from foundation.stages import Stage
-from gateway.generation_events import MeteredUsage, RawBody, ReplicaEvent
+from gateway.generation_events import CacheOutcome, MeteredUsage, RawBody, ReplicaEvent
 from gateway.lanes import ServedRequest, Slo, SloOutcome, judge
 
 T = TypeVar("T")
@@ -445,6 +445,8 @@ class RequestMeter:
         self.slo_outcome: SloOutcome | None = None
         self._pace = Pace()
         self.queue_time_s: float | None = None
+        self.cache: CacheOutcome | None = None
+        """Why no more of its prompt was cached, of its first generation."""
         self.billed: list[UsageEvent] = []
         """The bills of all generations of the request."""
         self.stages = current_stages()

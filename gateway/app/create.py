@@ -77,6 +77,7 @@ from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.service.service import open_mcp, open_tool_loops
 from gateway.net.mail import Mailer, MailServer
 from gateway.networks import Networks
+from gateway.request_log.live_tail import LiveTail
 from gateway.request_log.writer import RequestLog
 from gateway.resources import Resources
 from gateway.responses.wiring import Responses, open_responses
@@ -365,6 +366,7 @@ async def open_services(
         asked_arguments=CallArguments(secret),
         cache_report=report,
         request_log=request_log,
+        live_tail=start_live_tail(resources),
         trusted_proxies=Networks.of(settings.trusted_proxies),
         mailer=Mailer(mail_server),
     )
@@ -493,6 +495,12 @@ def start_request_log(settings: Settings, resources: Resources) -> RequestLog:
     request_log.start()
     resources.stack.push_async_callback(request_log.close)
     return request_log
+
+
+def start_live_tail(resources: Resources) -> LiveTail:
+    tail = LiveTail(resources.system_db)
+    resources.stack.push_async_callback(tail.close)
+    return tail
 
 
 def start_shipper(

@@ -241,6 +241,7 @@ class ReplicaAttempt:
     def note_cached(self, usage: MeteredUsage) -> None:
         """Note the cache's part behind the answer: what goes wrong there is no matter of this
         request."""
+        self.call.meter.cache = self.cache
         salt = self.services.cache_salts(self.record.org)
         parts = (self.record, usage, self.cache, self.replica, self.prepared, self.call.priority)
         asyncio.get_running_loop().call_soon(

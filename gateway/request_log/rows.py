@@ -65,6 +65,10 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     trace: str
     """32 hex digits."""
     stages: list[StageRow] | None = None
+    cache_cause: str | None = None
+    """The reason why no more of its prompt was cached (`CacheCause`)."""
+    cache_position: int | None = None
+    """The position of the first token of which that is said."""
 
     @property
     def day(self) -> date:
@@ -80,6 +84,8 @@ _TYPES = {
     **dict.fromkeys(TOKENS, "integer"),
     "trace": "uuid",
     "stages": "json",
+    "cache_cause": "text",
+    "cache_position": "integer",
 }
 _NAMES = ", ".join(_TYPES)
 _READ = f"""

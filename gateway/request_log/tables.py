@@ -40,6 +40,8 @@ request_log = sa.Table(
     _real("trace", sa.Uuid),
     sa.Column("stages", JSON),
     *moment_columns("landed_at"),
+    *text_columns("cache_cause", nullable=True),
+    sa.Column("cache_position", sa.Integer),
 )
 
 OUTCOMES = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.cancel import cancel_ms
+from bench.tools.cancel import cancel_ms
 from bench.tools.load import Target
 from bench.tools.ports import free_port
 

@@ -47,6 +47,7 @@ def to_row(answer: NotedAnswer, line: AccessLine) -> RequestRow | None:
         return None
     made = answer.context.request.removeprefix(REQUEST_PREFIX)
     meter = answer.meter
+    cache = None if meter is None else meter.cache
     tokens = line.tokens if isinstance(line.tokens, TokenCounts) else TokenCounts()
     cost = 0 if line.cost_pico_usd is UNSET else line.cost_pico_usd
     return RequestRow(
@@ -72,6 +73,8 @@ def to_row(answer: NotedAnswer, line: AccessLine) -> RequestRow | None:
         cost_pico=min(cost, MAX_BIGINT),
         trace=answer.context.trace,
         stages=stages_of(answer.context.stages, answer.began_at),
+        cache_cause=None if cache is None else cache.cause,
+        cache_position=None if cache is None else min(cache.position, MAX_INT),
     )
 
 

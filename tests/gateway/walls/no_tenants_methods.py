@@ -59,6 +59,7 @@ SYSTEM = {
     "cache_report.leases.CacheLeases.heard": "of the attempt that an engine names",
     "cache_report.leases.CacheLeases.watch": "engines are of the whole installation",
     "cache_report.report.CacheReport.note": "of the attempt that it is given",
+    "request_log.live_tail.LiveTail.watching": "of the org of who watches",
     "request_log.writer.RequestLog.put": "of the request that was answered",
     "files.contents.PostgresContents.writer": "asks nobody",
     "files.contents.PostgresWriter.write": "of the upload that was begun",

@@ -9,7 +9,7 @@ import pytest
 
 from foundation.request_context import LogContext
 from foundation.stages import Stage
-from gateway.generation_events import MeteredUsage
+from gateway.generation_events import CacheOutcome, MeteredUsage
 from gateway.lanes import Slo
 from gateway.request_log.rows import RequestRow, StageRow
 from gateway.routes.asgi.access_log import AccessLine, AccessLog, NotedAnswer
@@ -52,6 +52,7 @@ def test_a_row_has_what_was_used_and_how_long_it_took() -> None:
     meter.used(*billed(MeteredUsage(uncached_input=3, cache_read=2, output=5, reasoning_output=1)))
     meter.again().used(*billed(MeteredUsage(uncached_input=4, embedding_input=8, output=1)))
     meter.judge(200)
+    meter.cache = CacheOutcome(cause="changed", position=268)
     [row] = rows_of(answered(meter=meter), telemetry=telemetry)
     assert (row.id, row.at_ms) == (REQUEST[4:], int(REQUEST[4:16], 16))
     assert (row.org, row.project, row.key) == (WHO.org_id, WHO.project_id, WHO.key_id)
@@ -62,6 +63,7 @@ def test_a_row_has_what_was_used_and_how_long_it_took() -> None:
     assert (row.output_tokens, row.reasoning_tokens) == (6, 1)
     assert row.cost_pico == (3 + 4 + 8) * 10 + (5 + 1) * 100
     assert row.trace == REQUEST[4:]
+    assert (row.cache_cause, row.cache_position) == ("changed", 268)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,243 @@
+"""Finds requests by what they were: a page at a time, the newest first, and one by its id.
+
+A page reads at most `MAX_SCANNED` rows. What few requests have in common (a cost, a latency) may
+take more: then the page has what it found, and says how far back it looked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+PAGE_ROWS = 50
+MAX_SCANNED = 20_000
+ID = re.compile(r"(?:req_)?([0-9a-f]{12}7[0-9a-f]{19})")
+"""A UUIDv7 without its hyphens: what a client saw as `x-request-id`."""
+Outcome = Literal["ok", "bad", "refused", "limited", "failed", "left", "missed"]
+OUTCOMES: Mapping[Outcome, str] = {
+    "ok": "status < 400",
+    "bad": "status >= 400",
+    "refused": "status BETWEEN 400 AND 498 AND status <> 429",
+    "limited": "status = 429",
+    "failed": "status >= 500",
+    "left": "status = 499",
+    "missed": "is_good IS FALSE",
+}
+"""The words by which requests are filtered. `missed`: its SLO."""
+_COLUMNS = (
+    *("at", "id", "project", "key", "model", "lane", "route", "status", "is_good"),
+    *("duration_us", "ttft_us", "tpot_us", "queue_us"),
+    *("uncached_tokens", "cached_tokens", "written_tokens", "output_tokens", "reasoning_tokens"),
+    *("cost_pico", "cache_cause", "cache_position", "trace"),
+)
+
+
+class Search(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes what is looked for. Empty and zero: all."""
+
+    start: datetime
+    end: datetime
+    project: str = ""
+    key: str = ""
+    model: str = ""
+    lane: str = ""
+    outcome: Outcome | Literal[""] = ""
+    status: int = 0
+    least_pico: int = 0
+    least_ms: float = 0
+    """The whole request took at least as long."""
+    least_ttft_ms: float = 0
+
+    @property
+    def is_scan(self) -> bool:
+        """Tell whether rows are read that may not be what is looked for."""
+        found = (self.project, self.model, self.lane, self.status, self.least_pico)
+        odd = self.outcome in ("ok", "refused", "limited", "failed", "left", "missed")
+        return any((*found, self.least_ms, self.least_ttft_ms, odd, self.outcome and self.key))
+
+
+class FoundRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as lists show it. Latencies are microseconds."""
+
+    id: str
+    at: datetime
+    project: str
+    key: str
+    project_name: str | None
+    """None: it is gone, or of no project."""
+    key_name: str | None
+    model: str
+    lane: str
+    route: str
+    status: int
+    is_good: bool | None
+    duration_us: int
+    ttft_us: int | None
+    tpot_us: int | None
+    queue_us: int | None
+    uncached_tokens: int
+    cached_tokens: int
+    written_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    cost_pico: int
+    cache_cause: str | None
+    cache_position: int | None
+    trace: str
+    stages: Sequence[Any] = ()
+    """As `StageRow` has them; only of a request that was asked for by its id."""
+
+    @property
+    def input_tokens(self) -> int:
+        return self.uncached_tokens + self.cached_tokens + self.written_tokens
+
+    @property
+    def ttft_ms(self) -> float | None:
+        return None if self.ttft_us is None else self.ttft_us / 1000
+
+    @property
+    def duration_ms(self) -> float:
+        return self.duration_us / 1000
+
+
+class FoundPage(msgspec.Struct, frozen=True):
+    rows: Sequence[FoundRequest]
+    after: str | None
+    """The id behind which the next page begins; None: this is the last."""
+    looked_until: datetime | None
+    """The time back to which was looked, where the page is not full and not the last."""
+
+
+def read_id(text: str) -> str | None:
+    """Return the digits of a request's id; None: it is none."""
+    found = ID.fullmatch(text.strip().lower())
+    return None if found is None else found[1]
+
+
+def time_of(digits: str) -> datetime:
+    """Return when a request was made, by its id."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=int(digits[:12], 16))
+
+
+async def find_requests(
+    conn: AsyncConnection, org: str, search: Search, *, after: str | None = None
+) -> FoundPage:
+    """Find requests. `after`: the id behind which the page begins. `conn`: sees the org's rows."""
+    begin = None if after is None else read_id(after)
+    values: dict[str, Any] = {
+        "org": org,
+        "start": search.start,
+        "end": search.end,
+        "limit": PAGE_ROWS + 1,
+        "scan": MAX_SCANNED if search.is_scan else PAGE_ROWS + 1,
+    }
+    seek = ["org = :org", "at >= :start", "at < :end"]
+    if begin is not None:
+        seek += ["at <= :after_at", "(at, id) < (:after_at, :after_id)"]
+        values |= {"after_at": time_of(begin), "after_id": UUID(begin)}
+    if search.key:
+        seek.append("key = :key")
+        values["key"] = search.key
+    elif search.outcome and search.outcome not in ("ok", "missed"):
+        seek.append("status >= 400")  # an index has them alone
+    match, named = _conditions(search)
+    rows = (await conn.execute(sa.text(_page(seek, match)), values | named)).mappings().all()
+    found = [_to_request(row) for row in rows if row["id"] is not None]
+    last = rows[0]
+    if len(found) > PAGE_ROWS:
+        return FoundPage(found[:PAGE_ROWS], f"req_{found[PAGE_ROWS - 1].id}", None)
+    if search.is_scan and last["num_scanned"] == MAX_SCANNED:
+        return FoundPage(found, f"req_{last['last_id'].hex}", last["last_at"])
+    return FoundPage(found, None, None)
+
+
+def _conditions(search: Search) -> tuple[list[str], dict[str, Any]]:
+    """Return what rows are asked that were read, and the values of it."""
+    asked = {
+        "project": ("project = :project", search.project),
+        "model": ("model = :model", search.model),
+        "lane": ("lane = :lane", search.lane),
+        "status": ("status = :status", search.status),
+        "least_pico": ("cost_pico >= :least_pico", search.least_pico),
+        "least_us": ("duration_us >= :least_us", round(search.least_ms * 1000)),
+        "least_ttft": ("ttft_us >= :least_ttft", round(search.least_ttft_ms * 1000)),
+    }
+    match = [condition for condition, value in asked.values() if value]
+    if search.outcome:
+        match.append(OUTCOMES[search.outcome])
+    return match, {name: value for name, (_, value) in asked.items() if value}
+
+
+def _page(seek: Sequence[str], match: Sequence[str]) -> str:
+    """Return the statement. Its first row is there in any case, and says how far was looked."""
+    return f"""
+        WITH scanned AS MATERIALIZED (
+            SELECT {", ".join(_COLUMNS)} FROM request_log WHERE {" AND ".join(seek)}
+            ORDER BY at DESC, id DESC LIMIT :scan
+        ), matched AS (
+            SELECT * FROM scanned {"WHERE " + " AND ".join(match) if match else ""}
+            ORDER BY at DESC, id DESC LIMIT :limit
+        ), looked AS (
+            SELECT count(*) AS num_scanned, min(at) AS last_at,
+                (SELECT id FROM scanned ORDER BY at, id LIMIT 1) AS last_id FROM scanned
+        )
+        SELECT looked.*, matched.*, {_NAMES_OF} FROM looked LEFT JOIN matched ON true {_NAMED}
+        ORDER BY matched.at DESC, matched.id DESC
+    """
+
+
+_NAMES_OF = "projects.name AS project_name, api_keys.name AS key_name"
+_NAMED = """
+    LEFT JOIN projects ON projects.id = matched.project AND projects.org_id = :org
+    LEFT JOIN api_keys ON api_keys.id = matched.key AND api_keys.org_id = :org
+"""
+_ONE = sa.text(f"""
+    SELECT {", ".join(f"matched.{name}" for name in _COLUMNS)}, stages, {_NAMES_OF}
+    FROM request_log AS matched {_NAMED}
+    WHERE matched.org = :org AND matched.at = :at AND matched.id = :id
+""")
+_SINCE = sa.text(f"""
+    SELECT {", ".join(f"matched.{name}" for name in _COLUMNS)}, matched.org, {_NAMES_OF}
+    FROM (
+        SELECT * FROM request_log
+        WHERE landed_at > now() - CAST(:back_s AS float8) * interval '1 second'
+            AND org = ANY (CAST(:orgs AS text[])) AND at > now() - interval '1 day'
+        ORDER BY landed_at DESC LIMIT :limit
+    ) AS matched
+    LEFT JOIN projects ON projects.id = matched.project AND projects.org_id = matched.org
+    LEFT JOIN api_keys ON api_keys.id = matched.key AND api_keys.org_id = matched.org
+    ORDER BY matched.at, matched.id
+""")
+
+
+async def find_request(conn: AsyncConnection, org: str, request_id: str) -> FoundRequest | None:
+    """Find one request. `request_id`: with or without its prefix."""
+    digits = read_id(request_id)
+    if digits is None:
+        return None
+    named = {"org": org, "at": time_of(digits), "id": UUID(digits)}
+    row = (await conn.execute(_ONE, named)).mappings().one_or_none()
+    return None if row is None else _to_request(row)
+
+
+async def find_landed(
+    conn: AsyncConnection, orgs: Sequence[str], back_s: float, limit: int
+) -> list[tuple[str, FoundRequest]]:
+    """Find the newest requests of some orgs that were written in the last seconds, with their
+    orgs. A request of more than a day is left out."""
+    named = {"orgs": [*orgs], "back_s": back_s, "limit": limit}
+    rows = (await conn.execute(_SINCE, named)).mappings()
+    return [(row["org"], _to_request(row)) for row in rows]
+
+
+def _to_request(row: Any) -> FoundRequest:
+    values = {name: row[name] for name in (*_COLUMNS, "project_name", "key_name")}
+    values |= {"id": row["id"].hex, "trace": row["trace"].hex, "stages": row.get("stages") or ()}
+    return FoundRequest(**values)
