@@ -91,6 +91,30 @@ def test_people_are_invited_appointed_and_led_to_a_password(visit: Visit) -> Non
     assert "/passwords/reset?token=" in tab.locator(".secret code").inner_text()
 
 
+def test_operators_make_and_change_plans_and_others_read_them(
+    visit: Visit, console: ConsoleServer, sessions: Sessions
+) -> None:
+    tab = visit("little", "owner", "/console/plans")
+    tab.get_by_label("Name").fill("small")
+    tab.get_by_label("Tokens per minute (TPM)").fill("60,000")
+    tab.get_by_role("button", name="Make the plan").click()
+    tab.get_by_text("The plan small can be given.").wait_for()
+    tab.get_by_label("Tokens per minute (TPM)").fill("90000")
+    tab.get_by_role("button", name="Change it").click()
+    tab.get_by_text("Every worker goes by it").wait_for()
+    assert "90,000" in tab.locator(".facts").inner_text()
+    with httpx.Client(base_url=console.url, cookies=sessions("much", "owner")) as client:
+        shown = client.get("/console/plans").text
+        assert "90,000 tokens per minute" in shown and "Make the plan" not in shown
+        token = re.search(r'name="form-token" content="(\w+)"', shown)
+        assert token is not None
+        form = {"form_token": token[1], "name": "theirs"}
+        assert client.post("/console/plans/create", data=form).status_code == 403
+    tab.get_by_role("button", name="Archive").click()
+    tab.get_by_role("dialog").get_by_role("button", name="Archive").click()
+    tab.get_by_text("small can no longer be given").wait_for()
+
+
 def test_an_owner_of_a_project_administers_it_alone(
     console: ConsoleServer, sessions: Sessions
 ) -> None:

@@ -275,6 +275,15 @@ async def test_a_login_leads_back_to_the_page_of_the_console_that_asked_for_it(
     assert done.headers["location"] == "/console/keys?project=a%20b&after=key_1"
 
 
+async def test_who_is_signed_in_has_the_rights_of_their_role_in_the_console(
+    signed_in: httpx.AsyncClient, ada: Tenant
+) -> None:
+    shown = await signed_in.get("/console/keys")
+    assert shown.status_code == 200 and "Make the key" in shown.text
+    nowhere = await signed_in.get("/console/nothing", headers={"accept": "text/html"})
+    assert nowhere.status_code == 404 and "There is no such page." in nowhere.text
+
+
 @pytest.mark.parametrize(
     "where",
     [

@@ -1,0 +1,119 @@
+"""Shows /console/plans: named sets of limits, which projects, keys and organizations are on;
+operators make, change and archive them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from litestar import Response
+
+from engine.protocol import Lane
+from gateway.console.formats import count
+from gateway.console.tables import Table, TableColumn
+from gateway.db import tenant
+from gateway.principal import MAX_LIMIT, PLAN_LIMITS
+from gateway.routes.admin.installation.plans import select_plans
+from gateway.routes.console.frame.page import ConsolePage
+from gateway.routes.console.frame.request import ConsoleRequest
+from gateway.tenancy.errors import InvalidField
+from gateway.tenancy.money.plans import PlanRow, archive_plan, create_plan, get_plan, update_plan
+from gateway.tenancy.pages import read_page
+from gateway.tenancy.tables import plans
+from gateway.wire.shared.page_query import ArchivedPageQuery
+
+OPERATORS = "operator:plans"
+LANES = (("", "each request's own"), *((lane, lane) for lane in get_args(Lane)))
+
+page = ConsolePage(name="plans", title="Plans", below="projects")
+
+
+def limits_in_words(plan: PlanRow) -> str:
+    found = [
+        f"{count(value)} {limit.title}"
+        for limit in PLAN_LIMITS
+        if (value := getattr(plan, limit.name)) is not None
+    ]
+    return ", ".join(found) or "no limits"
+
+
+@page.get()
+async def show(request: ConsoleRequest) -> Response[bytes]:
+    async with request.transaction() as conn:
+        listed = select_plans(request.org_id, ArchivedPageQuery())
+        rows, more = await read_page(conn, listed, plans.c.name, request.cursor("asc"))
+    found = [PlanRow(**row._mapping) for row in rows]
+    table = Table(
+        "Plans",
+        found,
+        TableColumn("Plan", "name", link=lambda plan: f"{page.path}/{plan.name}"),
+        TableColumn("Limits", limits_in_words),
+        TableColumn("Lane", lambda plan: plan.lane or "each request's own"),
+        TableColumn("Price list", lambda plan: plan.price_list or "default"),
+        TableColumn("From", lambda plan: "tollgate.toml" if plan.in_settings else "the API"),
+    )
+    return request.render(
+        "plans",
+        table=table,
+        more=found[-1].name if more else None,
+        limits=[(limit, None) for limit in PLAN_LIMITS],
+        lanes=LANES,
+    )
+
+
+@page.get("/{name:str}")
+async def show_one(request: ConsoleRequest) -> Response[bytes]:
+    async with request.transaction() as conn:
+        plan = await get_plan(conn, request.ids["name"])
+    return request.render(
+        "plan",
+        plan=plan,
+        limits=[(limit, getattr(plan, limit.name)) for limit in PLAN_LIMITS],
+        lanes=LANES,
+        may_change=request.can(OPERATORS) and not plan.in_settings and plan.archived_at is None,
+    )
+
+
+def read_limits(form: Mapping[str, str]) -> dict[str, Any]:
+    """Read what a plan's form says; an empty field is no limit. Raises: InvalidField."""
+    values: dict[str, Any] = {}
+    for limit in PLAN_LIMITS:
+        text = form.get(limit.name, "").replace(",", "").strip()
+        if text and not (text.isdecimal() and int(text) <= MAX_LIMIT):
+            raise InvalidField(limit.name, "must be a whole number, or empty for no limit")
+        values[limit.name] = int(text) if text else None
+    lane = form.get("lane", "")
+    if lane not in dict(LANES):
+        raise InvalidField("lane", "must be one of those offered")
+    return {**values, "lane": lane or None}
+
+
+@page.post("/create", needs=OPERATORS, again=show)
+async def create(request: ConsoleRequest) -> Response[bytes]:
+    name, values = request.form.get("name", "").strip(), read_limits(request.form)
+    async with tenant(request.system_db, request.org_id) as conn:
+        made = await create_plan(
+            conn, name=name, values=values, operator_org=request.org_id, actor=request.actor
+        )
+    return request.done(f"The plan {made.name} can be given.", to=f"{page.path}/{made.name}")
+
+
+@page.post("/{name:str}/update", needs=OPERATORS, again=show_one)
+async def update(request: ConsoleRequest) -> Response[bytes]:
+    name, values = request.ids["name"], read_limits(request.form)
+    await update_plan(request.system_db, request.redis, name, values, **by_operator(request))
+    return request.done("Every worker goes by it within a second.", to=f"{page.path}/{name}")
+
+
+@page.post("/{name:str}/archive", needs=OPERATORS, again=show_one)
+async def archive(request: ConsoleRequest) -> Response[bytes]:
+    name = request.ids["name"]
+    await archive_plan(request.system_db, request.redis, name, **by_operator(request))
+    return request.done(f"{name} can no longer be given; who is on it stays on it.")
+
+
+def by_operator(request: ConsoleRequest) -> dict[str, Any]:
+    return {"operator_org": request.org_id, "actor": request.actor}
+
+
+routes = page.routes
