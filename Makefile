@@ -96,9 +96,10 @@ fields: $(VENV)/.dev
 map: $(VENV)/.dev
 	$(BIN)/python -m tests.folder_map
 
-# Pictures of each page of the console in shots/: light, dark, narrow, with little and much data.
+# Pictures of each page of the console in shots/: light, dark, narrow, with little and much data; two go into docs/pictures/.
 shots: $(VENV)/.dev
 	SHOTS=$(or $(OUT),shots) $(BIN)/python -m pytest -q tests/gateway/console/test_shots.py
+	for each in $(or $(OUT),shots)/readme-*.png; do cp $$each docs/pictures/console-$${each##*/readme-}; done
 
 setup: $(VENV)/.dev
 

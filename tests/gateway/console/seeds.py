@@ -25,10 +25,11 @@ from tests.gateway.console.server import ConsoleServer, Organization
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'{{7*7}}${7*7} =cmd|' /C"
 """A name that attacks whoever shows it unescaped."""
 MANY = 1000
+BUDGET_USD, USED = 20, (5, 12, 17, 20)
 
 
 async def keys(server: ConsoleServer) -> None:
-    await make_keys(server, server.little, ["web", "nightly-eval"])
+    await make_keys(server, server.little, ["web", "nightly-eval", "support-bot", "agents-prod"])
     await make_keys(server, server.much, [HOSTILE[:100], *(f"key {n}" for n in range(MANY))])
 
 
@@ -55,10 +56,11 @@ async def projects(server: ConsoleServer) -> None:
 
 
 async def budgets(server: ConsoleServer) -> None:
-    """One that is nearly spent, and people in projects."""
+    """Of some keys, from hardly touched to spent; and people in projects."""
     for org in (server.little, server.much):
         async with tenant(server.services.db, org.id) as conn:
-            key_id = await conn.scalar(sa.select(sa.func.min(api_keys.c.id)))
+            first = sa.select(api_keys.c.id).order_by(api_keys.c.id).limit(len(USED))
+            key_ids = list((await conn.scalars(first)).all())
             for role in ("developer", "reader"):
                 await add_member(
                     conn,
@@ -68,15 +70,17 @@ async def budgets(server: ConsoleServer) -> None:
                     role="owner" if role == "developer" else "member",
                     actor=COMMAND_LINE,
                 )
-        where = {"org_id": org.id, "key_id": key_id, "actor": COMMAND_LINE}
-        await create_spend_cap(
-            server.services.system_db,
-            server.services.redis,
-            amount_pico=20 * PICO_PER_USD,
-            **where,
-        )
-        counter = counter_of("key", str(key_id), "month", time.time())
-        await server.services.redis.hset(counter.key(org.id), "n", 17 * 10**9)
+        for key_id, used_usd in zip(key_ids, USED, strict=False):
+            await create_spend_cap(
+                server.services.system_db,
+                server.services.redis,
+                org_id=org.id,
+                key_id=key_id,
+                amount_pico=BUDGET_USD * PICO_PER_USD,
+                actor=COMMAND_LINE,
+            )
+            counter = counter_of("key", key_id, "month", time.time())
+            await server.services.redis.hset(counter.key(org.id), "n", used_usd * 10**9)
 
 
 def things(server: ConsoleServer, org: Organization) -> list[str]:

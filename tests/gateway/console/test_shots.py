@@ -15,6 +15,8 @@ from tests.gateway.console.test_pages import addresses
 
 SHOTS = os.environ.get("SHOTS", "")
 LOOKS = (("light", False), ("dark", False), ("light", True))
+OF_README = {"keys": "light", "playground": "dark"}
+"""The pages that the README shows, and how."""
 IDS = re.compile(r"[a-z]+_[0-9a-f]{32}")
 
 
@@ -32,6 +34,12 @@ def test_pictures_are_made(visit: Visit, console: ConsoleServer) -> None:
                 look = "narrow" if narrow else theme
                 path = folder / f"{name_of(address)}-{org}-{look}.png"
                 tab.screenshot(path=path, full_page=narrow)
+
+    for name, theme in OF_README.items():
+        tab = visit("little", "owner", f"/console/{name}", theme=theme, quiet=False)
+        tab.set_viewport_size({"width": 1200, "height": 720})
+        tab.wait_for_load_state("networkidle")
+        tab.screenshot(path=folder / f"readme-{name}.png")
 
 
 def name_of(address: str) -> str:
