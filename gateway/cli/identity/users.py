@@ -119,6 +119,8 @@ async def link(settings: Settings, org: str, email: str | None) -> None:
     """
     from gateway.audit.log import COMMAND_LINE
     from gateway.auth.login.sign_in_links import SignInLink, first_owner, make_link, to_link
+    from gateway.home import Home
+    from gateway.processes import credentials_file
     from gateway.secret import Secret
     from gateway.tenancy.members.users import find_user
     from gateway.tenancy.orgs import find_org
@@ -132,7 +134,11 @@ async def link(settings: Settings, org: str, email: str | None) -> None:
             user = await find_user(conn, org_id=owner.id, email=email)
             wanted = SignInLink(org_id=owner.id, user_id=user.id, role=user.role)
         token = await make_link(conn, redis, wanted, secret=secret, actor=COMMAND_LINE)
-    click.echo(to_link(settings.issuer, token))
+    known = credentials_file.read(Home(settings.home).credentials)
+    site = settings.issuer
+    if settings.public_url is None and known is not None:
+        site = known.base_url.removesuffix("/v1")  # where it was last started
+    click.echo(to_link(site, token))
 
 
 @users.command("list")

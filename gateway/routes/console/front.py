@@ -62,7 +62,7 @@ async def sign_out(request: ConsoleRequest) -> Response[bytes]:
     return signed_out(request.done(to=LOGIN), request.auth)
 
 
-@front.get("/badges")
+@front.get("/badges", renews=True)
 async def show_badges(request: ConsoleRequest) -> Response[bytes]:
     """Answer htmx with the counts beside the pages' names, each for its own place."""
     shown = Markup("")

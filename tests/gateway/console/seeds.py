@@ -56,7 +56,7 @@ async def projects(server: ConsoleServer) -> None:
 
 
 async def budgets(server: ConsoleServer) -> None:
-    """Of some keys, from hardly touched to spent; and people in projects."""
+    """Make budgets of some keys, from hardly touched to spent; put people into projects."""
     for org in (server.little, server.much):
         async with tenant(server.services.db, org.id) as conn:
             first = sa.select(api_keys.c.id).order_by(api_keys.c.id).limit(len(USED))

@@ -98,7 +98,7 @@ def test_every_page_has_its_policy_and_is_for_its_roles_alone(
             assert led.headers["location"].startswith("/oauth/login?next="), address
         for method, path in routes_of_console(console):
             told = stranger.request(method, console.url + path)
-            assert told.status_code in (303, 401), (method, path, told.status_code)
+            assert told.status_code in (204, 303, 401), (method, path, told.status_code)
     for role in ("owner", "reader"):
         with httpx.Client(base_url=console.url, cookies=sessions("much", role)) as client:
             for address in addresses(console, console.much):
@@ -107,6 +107,20 @@ def test_every_page_has_its_policy_and_is_for_its_roles_alone(
                 policy = shown.headers["content-security-policy"]
                 assert "default-src 'self'" in policy and "frame-ancestors 'none'" in policy
                 assert "unsafe" not in policy and shown.headers["cache-control"] == "no-store"
+
+
+def test_what_renews_itself_leads_nobody_away_whose_session_has_ended(
+    console: ConsoleServer,
+) -> None:
+    with httpx.Client(base_url=console.url, headers={"hx-request": "true"}) as stranger:
+        told = stranger.get("/console/badges")
+        assert (told.status_code, told.content) == (204, b"")
+        assert stranger.get("/console/keys").headers["hx-redirect"] == "/oauth/login"
+        where = {"hx-current-url": f"{console.url}/console/keys?state=active"}
+        led = stranger.get("/console/keys", headers=where).headers["hx-redirect"]
+        assert led == "/oauth/login?next=%2Fconsole%2Fkeys%3Fstate%3Dactive"
+        evil = {"hx-current-url": "https://evil.example/console/../x y"}
+        assert stranger.get("/console/keys", headers=evil).headers["hx-redirect"] == "/oauth/login"
 
 
 def routes_of_console(console: ConsoleServer) -> list[tuple[str, str]]:

@@ -73,9 +73,15 @@ REFUSALS = (LocatedError, BadField, CredentialInAudit, MissingScope, AuthUnavail
 class ConsolePage(PageEntry):
     routes: list[HTTPRouteHandler] = field(default_factory=list)
 
-    def get(self, path: str = "", *, needs: str | None = None) -> Callable[[A], A]:
-        """Declare what a GET of the page, or of `path` below it, shows."""
-        return self._route("GET", path, needs, None)
+    def get(
+        self, path: str = "", *, needs: str | None = None, renews: bool = False
+    ) -> Callable[[A], A]:
+        """Declare what a GET of the page, or of `path` below it, shows.
+
+        `renews`: a part that a script asks for again by itself. Where the session has ended it
+        stays as it is, and leads nobody away who is in the middle of something.
+        """
+        return self._route("GET", path, needs, None, renews=renews)
 
     def post(
         self,
@@ -103,13 +109,15 @@ class ConsolePage(PageEntry):
         again: Act | None,
         in_project: str = "",
         max_bytes: int = MAX_FORM_BYTES,
+        *,
+        renews: bool = False,
     ) -> Callable[[A], A]:
         assert needs is None or needs in SCOPES, f"{needs}: nothing confers it"
         assert not in_project or needs in PROJECT_OWNER
 
         def decorate(act: A) -> A:
             async def handle(request: Request[Any, Any, Any]) -> Response[Any]:
-                opened = await self._open(request, method)
+                opened = await self._open(request, method, renews=renews)
                 if isinstance(opened, Response):
                     return opened
                 try:
@@ -140,10 +148,12 @@ class ConsolePage(PageEntry):
         return decorate
 
     async def _open(
-        self, request: Request[Any, Any, Any], method: str
+        self, request: Request[Any, Any, Any], method: str, *, renews: bool
     ) -> ConsoleRequest | Response[Any]:
         """Return the request of somebody who is signed in and may see the page, or an answer."""
         browser = await open_browser(request)
+        if browser.session is None and renews:
+            return Response(b"", status_code=204, headers=guard_console())
         if browser.session is None:
             return to_login(request, method)
         request.scope["user"] = principal_of(browser.session)
