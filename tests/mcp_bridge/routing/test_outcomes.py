@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -61,6 +61,10 @@ class Inner:
             if isinstance(event, Exception):
                 raise event
             yield event
+
+    def carry(self, trace: Mapping[str, str]) -> None:
+        """Nobody is told of a trace."""
+        assert trace == {}
 
     async def answer(self, answers: Any) -> None:
         """Nothing was asked."""
