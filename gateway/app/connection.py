@@ -139,6 +139,10 @@ class _RequestRefused(Exception):
     """Ends the parsing of a request that is whole and not wanted."""
 
 
+def unnoted(request_id: str, status: int) -> None:
+    """Note no refusal."""
+
+
 class AnswerTransport:
     """Stands for a connection's transport where uvicorn writes an answer. `close`: what it calls
     after the answer."""
@@ -158,6 +162,8 @@ class ClientConnection(HttpToolsProtocol):
     unread_s: ClassVar[float] = 60.0
     """How long what is written may wait for its reader. Closing waits for that as well, so whoever
     took a byte now and then would hold a connection that was given up for days."""
+    on_refused: ClassVar[Callable[[str, int], None]] = unnoted
+    """Hears of each refusal: the id that the client was told, and the status."""
     leaving: ClassVar[bool] = False
     """The worker leaves: what is answered from now on is a connection's last answer."""
 
@@ -408,11 +414,11 @@ class ClientConnection(HttpToolsProtocol):
         if self._answering() and not self._give_up_body():
             self.transport.close()
             return
-        body = why.encode()
+        body, request_id = why.encode(), f"req_{uuid7().hex}"
         headers = [
             *self.server_state.default_headers,
             *((name.encode(), value.encode()) for name, value in why.headers.items()),
-            *named(f"req_{uuid7().hex}", elapsed_ms=0),
+            *named(request_id, elapsed_ms=0),
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
@@ -420,6 +426,7 @@ class ClientConnection(HttpToolsProtocol):
         lines = [b"".join((name, b": ", value, b"\r\n")) for name, value in headers]
         self.transport.write(b"".join([STATUS_LINE[why.status], *lines, b"\r\n", body]))
         self.transport.write_eof()
+        type(self).on_refused(request_id, why.status)
         self._linger()
 
     def _linger(self, dropped_bytes: int = -1) -> None:

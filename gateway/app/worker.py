@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -31,6 +32,7 @@ from gateway.app.settings_follower import ReadAgain, SettingsFollower
 from gateway.home import Home
 from gateway.installation.follower import StoredSettingsFollower
 from gateway.net.listener import bound_unread, local_address, origin
+from gateway.routes.asgi.request_metrics import ACCESS_LOG, note_refused
 from gateway.routes.shared.services import Services
 from gateway.settings.load import Settings
 
@@ -117,6 +119,8 @@ def run(
 
     def started() -> None:
         services: Services = app.state.services
+        access_log = app.state[ACCESS_LOG]
+        connections.on_refused = partial(note_refused, services.telemetry, access_log)
         watch.append(asyncio.create_task(leave_when_broken(services.spool, server)))
         if services.configuration is not None:
             stored = stored_follower(services, settings) if follows_stored else None

@@ -14,7 +14,7 @@ from typing import Any
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, ReceiveMessage, Scope, Send
 
-from foundation.request_context import LOG_CONTEXT
+from foundation.request_context import LOG_CONTEXT, LogContext
 from gateway.net.client_address import client_address
 from gateway.networks import Networks
 from gateway.routes.asgi.access_log import AccessLog, NotedAnswer
@@ -81,6 +81,18 @@ class RequestMetrics:
                         begun_at,
                     )
                 )
+
+
+def note_refused(telemetry: Telemetry, log: AccessLog, request_id: str, status: int) -> None:
+    """Count and note what was refused before it was a request of any route: its head was too large,
+    or came too slowly."""
+    telemetry.answered(route=NO_ROUTE, model="", status=str(status))
+    context, now = LogContext(request_id), time.perf_counter()
+    log.note(
+        NotedAnswer(
+            time.time(), 0.0, "-", NO_ROUTE, str(status), context, "", None, None, None, now
+        )
+    )
 
 
 def shown_client(scope: HTTPScope) -> str | None:

@@ -648,3 +648,15 @@ def test_who_is_let_in_by_a_worker_that_leaves_is_answered_once() -> None:
             assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
         with connected(port) as silent:
             assert silent.recv(1) == b""
+
+
+def test_who_counts_hears_of_a_refusal_by_the_id_that_its_client_has() -> None:
+    heard: list[tuple[str, int]] = []
+    protocol = ClientConnection.reading_within(DEADLINE_S)
+    protocol.on_refused = lambda *refusal: heard.append(refusal)
+    with served(protocol) as (_, port), socket.create_connection(("127.0.0.1", port)) as client:
+        client.settimeout(DEADLINE_S)
+        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * MAX_HEAD_BYTES + b"\r\n\r\n")
+        answer = read_all(client)
+    [(request_id, status)] = heard
+    assert status == 431 and f"x-request-id: {request_id}".encode() in answer

@@ -22,7 +22,7 @@ from gateway.lanes import LaneDeadlines
 from gateway.networks import Networks
 from gateway.principal import Principal
 from gateway.routes.asgi.access_log import AccessLog, NotedAnswer, is_over
-from gateway.routes.asgi.request_metrics import ACCESS_LOG
+from gateway.routes.asgi.request_metrics import ACCESS_LOG, note_refused
 from gateway.settings.file import LogsConfig
 from gateway.settings.load import load
 from gateway.telemetry import RequestMeter, Telemetry
@@ -128,6 +128,17 @@ def test_a_line_waits_a_moment_for_what_is_done_after_the_answer() -> None:
     assert is_over(answer._replace(ended_at=time.time() - 60)), "but not for long"
     settle.end()
     assert is_over(answer)
+
+
+def test_what_is_refused_before_it_is_a_request_has_a_line_and_is_counted() -> None:
+    telemetry, written = Telemetry(models=["m"]), list[bytes]()
+    log = AccessLog(LogsConfig(), telemetry, written.append, process="worker-0")
+    with log.running():
+        note_refused(telemetry, log, REQUEST, 431)
+    line = json.loads(b"".join(written))
+    assert (line["status"], line["route"], line["request"]) == (431, "-", REQUEST)
+    labels = {"route": "-", "model": "-", "status": "431"}
+    assert telemetry.registry.get_sample_value("tollgate_requests_total", labels) == 1
 
 
 def test_a_model_that_nobody_configured_is_not_repeated() -> None:
