@@ -534,9 +534,9 @@
   }
 
   const CODE = {
-    curl: (body) => `curl -sS --no-buffer ${inShell(`${page.base_url}/chat/completions`)} \\\n  -H "Authorization: Bearer $TOLLGATE_API_KEY" \\\n  -H 'Content-Type: application/json' \\\n  -d ${inShell(JSON.stringify(body, null, 2))}`,
-    python: (body) => `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url=${JSON.stringify(page.base_url)}, api_key=os.environ["TOLLGATE_API_KEY"])\nstream = client.chat.completions.create(\n${Object.entries(body).map(([name, value]) => `    ${name}=${inPython(value, "    ")},`).join("\n")}\n)\nfor chunk in stream:\n    if chunk.choices:\n        print(chunk.choices[0].delta.content or "", end="", flush=True)\n    if chunk.usage:\n        print("\\n", chunk.usage)`,
-    typescript: (body) => `import OpenAI from "openai";\n\nconst client = new OpenAI({ baseURL: ${JSON.stringify(page.base_url)}, apiKey: process.env.TOLLGATE_API_KEY });\nconst stream = await client.chat.completions.create(${JSON.stringify(body, null, 2)});\nfor await (const chunk of stream) {\n  process.stdout.write(chunk.choices[0]?.delta?.content ?? "");\n  if (chunk.usage) console.log("\\n", chunk.usage);\n}`,
+    curl: (body) => `curl -sS --no-buffer ${inShell(`${page.api}/chat/completions`)} \\\n  -H "Authorization: Bearer $TOLLGATE_API_KEY" \\\n  -H 'Content-Type: application/json' \\\n  -d ${inShell(JSON.stringify(body, null, 2))}`,
+    python: (body) => `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url=${JSON.stringify(page.api)}, api_key=os.environ["TOLLGATE_API_KEY"])\nstream = client.chat.completions.create(\n${Object.entries(body).map(([name, value]) => `    ${name}=${inPython(value, "    ")},`).join("\n")}\n)\nfor chunk in stream:\n    if chunk.choices:\n        print(chunk.choices[0].delta.content or "", end="", flush=True)\n    if chunk.usage:\n        print("\\n", chunk.usage)`,
+    typescript: (body) => `import OpenAI from "openai";\n\nconst client = new OpenAI({ baseURL: ${JSON.stringify(page.api)}, apiKey: process.env.TOLLGATE_API_KEY });\nconst stream = await client.chat.completions.create(${JSON.stringify(body, null, 2)});\nfor await (const chunk of stream) {\n  process.stdout.write(chunk.choices[0]?.delta?.content ?? "");\n  if (chunk.usage) console.log("\\n", chunk.usage);\n}`,
   };
 
   function drawCode() {
@@ -555,13 +555,15 @@
     return rest;
   }
 
+  let leaving = false;
   function keep() {
+    if (leaving) return;
     const draft = {
       fields: Object.fromEntries([...TEXT_FIELDS, ...NUMBERS].map((name) => [name, field(name).value])),
       servers: servers.filter((each) => each.checked).map((each) => each.value),
       talks: talks.map((talk) => ({ model: talk.model, turns: talk.turns.map(bare) })),
       compared: compare.getAttribute("aria-pressed") === "true",
-      images, language,
+      images, language, payer: page.payer,
     };
     try { sessionStorage.setItem(KEPT, JSON.stringify(draft)); } catch {
       // Images are too much for what a tab may keep: the texts are what matters.
@@ -574,6 +576,13 @@
     let draft = null;
     try { draft = JSON.parse(sessionStorage.getItem(KEPT)); } catch { sessionStorage.removeItem(KEPT); }
     if (!draft) return;
+    // What paid last pays again, unless the address names another.
+    const payers = [...document.querySelector('select[name="payer"]').options].map((each) => each.value);
+    if (!location.search && draft.payer !== page.payer && payers.includes(draft.payer)) {
+      leaving = true;
+      location.replace(`?payer=${encodeURIComponent(draft.payer)}`);
+      return;
+    }
     for (const [name, value] of Object.entries(draft.fields)) if (!field(name).value) field(name).value = value;
     for (const each of servers) each.checked = draft.servers.includes(each.value);
     images = draft.images || [];

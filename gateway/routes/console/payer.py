@@ -6,12 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Request
+from msgspec.structs import replace
 
 from gateway.auth.bearer.api_keys import principal_of
 from gateway.auth.errors import AuthError, WrongNetwork
 from gateway.auth.login.sessions import Session
 from gateway.db import tenant
-from gateway.permissions import SCOPES_OF, may
+from gateway.permissions import SCOPE_MCP_CALL, SCOPES_OF, may
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.routes.shared.access import services
 from gateway.routes.shared.browser import Browser
@@ -46,6 +47,9 @@ async def find_payer(
         raise NotAllowed(PAYER, ENDED) from None
     if not may(principal, SCOPE_INFERENCE):
         raise NotAllowed(PAYER, NO_ROLE)
+    if principal.user_id not in (None, session.user_id):
+        # Servers would be shown the credentials of the key's owner, who is somebody else.
+        principal = replace(principal, scopes=principal.scopes - {SCOPE_MCP_CALL})
     found.authenticator.on_use(key_id)
     return principal
 

@@ -56,7 +56,6 @@ SHOWN_PRICES: tuple[Component, ...] = (
     "reasoning_output",
 )
 NUMBERS = ("temperature", "top_p", "max_tokens", "seed")
-MAX_TURNS = 200
 
 
 def may_play(principal: Principal) -> bool:
@@ -130,7 +129,7 @@ class ScriptSetting(msgspec.Struct, frozen=True, kw_only=True):
     completions: str
     user: str
     payer: str
-    base_url: str
+    api: str
     requests: str
     login: str
     models: Sequence[PlaygroundModel]
@@ -158,7 +157,7 @@ async def draw(
         completions=COMPLETIONS,
         user=request.session.user_id,
         payer=payer,
-        base_url=f"{request.auth.issuer}/v1",
+        api=f"{request.auth.issuer}/v1",
         requests="/console/requests/",
         login=f"{LOGIN}?next={quote(request.address(payer=payer), safe='')}",
         models=models,
@@ -253,12 +252,11 @@ async def ask(request: ConsoleRequest) -> Response[bytes]:
 def read_turns(form: Mapping[str, str]) -> list[Turn]:
     """Read the conversation that a form carries on. Raises: BadField."""
     try:
-        turns = msgspec.json.decode(form.get("messages") or "[]", type=list[Turn])
+        return msgspec.json.decode(form.get("messages") or "[]", type=list[Turn])
     except msgspec.DecodeError:
         raise BadField(
             "The conversation cannot be read: begin a new one.", param="messages"
         ) from None
-    return turns[-MAX_TURNS:]
 
 
 def to_body(form: Mapping[str, str], turns: Sequence[Turn]) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class Payer(msgspec.Struct, frozen=True, kw_only=True):
     user_id: str | None
     """The user that owns the key; None: nobody does, or a service account."""
     calls_tools: bool
+    """Never under a key of somebody else: servers would be shown the credentials of its owner."""
     permitted: ModelPermissions
     """The models that the project permits."""
     key_models: list[str] | None
@@ -164,7 +165,7 @@ def _to_payer(row: sa.Row[Any], *, own: bool = False) -> Payer:
         project_id=row.project_id,
         project_name=row.project_name,
         user_id=row.me if own else row.user_id,
-        calls_tools=own or SCOPE_MCP_CALL in row.scopes,
+        calls_tools=own or (SCOPE_MCP_CALL in row.scopes and row.user_id in (None, row.me)),
         permitted=ModelPermissions(mode=row.models_mode, models=row.models or []),
         key_models=row.key_models,
         cap=cap,

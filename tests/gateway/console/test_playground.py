@@ -231,6 +231,7 @@ def test_stopping_stops_the_upstream(play: Open, worker: Running) -> None:
     answered(tab)
 
 
+@pytest.mark.nightly
 def test_a_call_is_shown_and_answered_by_the_person(play: Open, worker: Running) -> None:
     worker.far.script = calling("weather", '{"place": ', '"<b>Wien</b>"}')
     tab = play()
@@ -249,6 +250,7 @@ def test_a_call_is_shown_and_answered_by_the_person(play: Open, worker: Running)
     assert bodies(worker)[-1]["tools"] == json.loads(TOOLS)
 
 
+@pytest.mark.nightly
 def test_a_server_of_the_organization_answers_a_call(play: Open, worker: Running) -> None:
     worker.far.script = calling("one__look", '{"n": 1}')
     tab = play()
@@ -260,6 +262,7 @@ def test_a_server_of_the_organization_answers_a_call(play: Open, worker: Running
     answered(tab)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_conversation_is_accessible(play: Open, theme: str) -> None:
     tab = play(theme=theme)
@@ -273,6 +276,7 @@ def test_a_conversation_is_accessible(play: Open, theme: str) -> None:
     assert tab.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
 
 
+@pytest.mark.nightly
 def test_two_models_answer_side_by_side(play: Open, worker: Running) -> None:
     tab = play(model="near")
     tab.get_by_role("button", name="Compare two models").click()
@@ -286,6 +290,7 @@ def test_two_models_answer_side_by_side(play: Open, worker: Running) -> None:
     expect(tab.get_by_role("link", name="The request")).to_have_count(2)
 
 
+@pytest.mark.nightly
 def test_a_schema_and_an_image_are_sent(play: Open, worker: Running) -> None:
     tab = play()
     tab.get_by_label("JSON schema of the answer").fill('{"type": "object"}')
@@ -315,6 +320,7 @@ def test_what_is_refused_says_why_at_its_field(play: Open, worker: Running) -> N
     assert tab.get_by_label("Tools, as JSON").get_attribute("aria-invalid") == "true"
 
 
+@pytest.mark.nightly
 def test_a_cap_that_is_reached_between_two_turns_is_told(
     play: Open, worker: Running, person: Person
 ) -> None:
@@ -343,6 +349,22 @@ def test_an_expired_session_loses_nothing(play: Open, person: Person) -> None:
     tab.context.add_cookies([{"name": COOKIE, "value": person.cookie, "url": url}])
     tab.goto(f"{url}/console/playground")
     assert tab.get_by_role("textbox", name="What you ask").input_value() == "kept"
+
+
+@pytest.mark.nightly
+def test_what_paid_last_pays_again(play: Open, worker: Running, person: Person) -> None:
+    secret = worker.run(worker.new_key(["inference"], user_id=person.user_id))
+    key_id = worker.run(worker.services.authenticator.authenticate(secret)).key_id
+    tab = play()
+    tab.get_by_label("Spend under").select_option(key_id)
+    tab.wait_for_url(f"**/console/playground?payer={key_id}")
+    ask(tab, "Hi")
+    answered(tab)
+    address = tab.get_by_role("link", name="The request").get_attribute("href")
+    assert booked(worker, address.rpartition("/")[2])["api_key_id"] == key_id
+    tab.goto(f"{worker.url}/console/playground")
+    tab.wait_for_url(f"**/console/playground?payer={key_id}")
+    says(tab, "Hello")
 
 
 def test_without_a_script_the_form_is_answered_whole(play: Open, worker: Running) -> None:

@@ -18,7 +18,7 @@ from gateway.tenancy.projects import create_project
 from gateway.tenancy.tables import api_keys, spend_caps
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange, chunk
 from tests.gateway.routes.console.signed_in import Person, sign_in
-from tests.gateway.routes.openapi.running import ACTOR, CAPS, TIMEOUT_S, Running
+from tests.gateway.routes.openapi.running import ACTOR, CAPS, SHOWN_SERVER, TIMEOUT_S, Running
 from tests.journeys.upstreams import good
 
 BOTH = {"stream": True, "stream_options": {"include_usage": True}}
@@ -156,6 +156,18 @@ def test_a_key_that_one_may_manage_pays_for_its_own_requests(
     mine = worker.run(worker.new_key(["inference"], user_id=developer.user_id))
     mine_id = worker.run(worker.services.authenticator.authenticate(mine)).key_id
     assert developer.ask(mine_id).status_code == 200
+
+
+def test_under_somebody_elses_key_no_server_is_called(owner: Person, developer: Person) -> None:
+    """It would be shown the credentials of the key's owner."""
+    worker = owner.worker
+    secret = worker.run(worker.new_key(["inference", "mcp:call"], user_id=developer.user_id))
+    key_id = worker.run(worker.services.authenticator.authenticate(secret)).key_id
+    tool = {"type": "mcp", "server_label": SHOWN_SERVER, "require_approval": "never"}
+    refused = owner.ask(key_id, tools=[tool])
+    assert (refused.status_code, "mcp:call" in refused.text) == (403, True)
+    assert developer.ask(key_id, tools=[tool]).status_code == 200
+    assert owner.ask(key_id).status_code == 200
 
 
 def test_nobody_spends_under_what_is_not_theirs(developer: Person, owner: Person) -> None:
