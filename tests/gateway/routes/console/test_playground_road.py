@@ -17,7 +17,7 @@ from gateway.tenancy.keys.keys import create_key
 from gateway.tenancy.projects import create_project
 from gateway.tenancy.tables import api_keys, spend_caps
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange, chunk
-from tests.gateway.routes.console.signed_in import Person, sign_in
+from tests.gateway.routes.console.signed_in import COOKIE, Person, sign_in
 from tests.gateway.routes.openapi.running import ACTOR, CAPS, SHOWN_SERVER, TIMEOUT_S, Running
 from tests.journeys.upstreams import good
 
@@ -227,12 +227,15 @@ def test_a_cap_that_is_reached_refuses_the_next(developer: Person) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "insufficient_quota")
 
 
-def test_what_an_admin_revoked_is_not_made_again(developer: Person) -> None:
+def test_what_an_admin_revoked_is_not_made_again(developer: Person, owner: Person) -> None:
     worker, payer = developer.worker, developer.worker.project_id
     assert developer.ask(payer).status_code == 200
     (key,) = own_keys(developer)
     refused = change(worker, f"/v1/admin/keys/{key.id}/rotate", "POST")
     assert refused.status_code == 400, "nobody is shown its secret"
+    url, cookies = f"{worker.url}/console/keys/{key.id}", {COOKIE: owner.cookie}
+    shown = requests.get(url, cookies=cookies, timeout=TIMEOUT_S)
+    assert "in the playground" in shown.text and "Rotate" not in shown.text
     assert change(worker, f"/v1/admin/keys/{key.id}", "GET").json()["for_console"] is True
     assert change(worker, f"/v1/admin/keys/{key.id}/revoke", "POST").ok
     assert developer.ask(payer).status_code == 403
