@@ -113,15 +113,20 @@ async def read_number(conn: AsyncConnection) -> int:
     return int((await conn.execute(sa.select(generation.c.number))).scalar_one_or_none() or 0)
 
 
+async def read_homes(conn: AsyncConnection) -> tuple[HomeState, ...]:
+    """Return each `tollgate up` that runs on this database."""
+    seen = homes.c.seen_at > sa.func.now() - HOME_SEEN
+    running = await conn.execute(sa.select(homes).where(seen).order_by(homes.c.home))
+    return tuple(HomeState(**row._mapping) for row in running)
+
+
 async def read_stored(conn: AsyncConnection) -> StoredSettings:
     number = await read_number(conn)
     found = await conn.execute(sa.select(items).order_by(items.c.kind, items.c.name))
-    seen = homes.c.seen_at > sa.func.now() - HOME_SEEN
-    running = await conn.execute(sa.select(homes).where(seen).order_by(homes.c.home))
     return StoredSettings(
         number=number,
         items=tuple(StoredSetting(**row._mapping) for row in found),
-        homes=tuple(HomeState(**row._mapping) for row in running),
+        homes=await read_homes(conn),
     )
 
 

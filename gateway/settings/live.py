@@ -15,6 +15,7 @@ from gateway.principal import Plan
 from gateway.settings.file import CompatConfig, WrittenMcp, WrittenWebhook
 from gateway.settings.load import Settings
 from gateway.settings.models import ModelConfig
+from gateway.settings.origins import SettingOrigins
 
 
 class LiveSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +33,7 @@ class LiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     stored_prices: dict[str, dict[str, Any]] = {}
     max_disputed_in_a_row: int
     disputed_rest_s: float
+    origins: SettingOrigins = SettingOrigins()
 
 
 def live_part(settings: Settings) -> LiveSettings:

@@ -50,6 +50,7 @@ from gateway.settings.models import (
     check_parts,
     to_models,
 )
+from gateway.settings.origins import SettingOrigins, origins_of
 from gateway.settings.sealed_keys import open_key
 
 DEFAULT_MODEL = Path("models/penny")
@@ -82,6 +83,7 @@ class Settings(PlainSettings, frozen=True, kw_only=True):
     """The price books that operators stored beside them: the tables of each by its name."""
     file_lanes: tuple[Lane, ...] = ()
     """The lanes whose deadline the file gives."""
+    origins: SettingOrigins = SettingOrigins()
 
     @property
     def issuer(self) -> str:
@@ -191,9 +193,11 @@ def load_report(
         file = msgspec.structs.replace(file, model=[only])
         sources["model"] = "--model" if flags.get("model") is not None else "TOLLGATE_MODEL"
     path = config_path(flags, environ)
-    return SettingsReport(
+    report = SettingsReport(
         settings=settings, file=file, path=path if path.exists() else None, sources=sources
     )
+    settings = msgspec.structs.replace(settings, origins=SettingOrigins(tuple(origins_of(report))))
+    return msgspec.structs.replace(report, settings=settings)
 
 
 class SavedSettings(msgspec.Struct, frozen=True, kw_only=True):

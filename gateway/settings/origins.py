@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
-
-from gateway.settings.load import SettingsReport
 
 DEFAULT = "default"
 HEAD = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
@@ -37,7 +36,36 @@ class SettingOrigin(msgspec.Struct, frozen=True):
         return self.key == key or self.key.startswith((f"{key}.", f"{key}["))
 
 
-def origins_of(report: SettingsReport) -> list[SettingOrigin]:
+class SettingOrigins(msgspec.Struct, frozen=True, eq=False):
+    """Each setting that was read, as it may be shown, and where it comes from. It tells of settings
+    and is no part of them: those that differ in nothing else are equal."""
+
+    each: tuple[SettingOrigin, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SettingOrigins)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class ReadSettings(Protocol):
+    """The settings, and what was read of them: `load.SettingsReport`."""
+
+    @property
+    def settings(self) -> Any: ...
+
+    @property
+    def file(self) -> Any: ...
+
+    @property
+    def path(self) -> Path | None: ...
+
+    @property
+    def sources(self) -> Mapping[str, str]: ...
+
+
+def origins_of(report: ReadSettings) -> list[SettingOrigin]:
     """Return every setting, in the order of the file's tables. Raises: OSError."""
     lines = {} if report.path is None else lines_of(report.path.read_text(errors="replace"))
     written = msgspec.to_builtins(report.file, enc_hook=str)
@@ -65,7 +93,7 @@ def leaves_of(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def source_of(key: str, report: SettingsReport, lines: Mapping[str, int]) -> str:
+def source_of(key: str, report: ReadSettings, lines: Mapping[str, int]) -> str:
     """Return where a key was given: it, or the inline table or array that it stands in."""
     top = re.split(r"[.\[]", key, maxsplit=1)[0]
     if top in report.sources:

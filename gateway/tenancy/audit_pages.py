@@ -15,7 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.chain import AuditEntry
 from gateway.audit.errors import UnknownAuditEntry
-from gateway.audit.tables import entries
+from gateway.audit.tables import entries, heads
+from gateway.tenancy.errors import NotFound
 from gateway.tenancy.member_tables import users
 from gateway.tenancy.tables import projects
 
@@ -135,3 +136,18 @@ async def _named(conn: AsyncConnection, org_id: str, rows: list[Any]) -> list[Au
         AuditEvent(**row._mapping, project_name=names.get(row.project_id or ""), emails=emails)
         for row in rows
     ]
+
+
+async def get_entry(conn: AsyncConnection, org_id: str, entry_id: str) -> AuditEvent:
+    """Raises: NotFound."""
+    found = sa.select(entries).where(entries.c.org_id == org_id, entries.c.id == entry_id)
+    named = await _named(conn, org_id, list(await conn.execute(found)))
+    if not named:
+        raise NotFound("audit_log", f"no entry {entry_id!r}")
+    return named[0]
+
+
+async def last_sequence(conn: AsyncConnection, org_id: str) -> int:
+    """Return how many entries an organization's log has; 0: none."""
+    found = await conn.scalar(sa.select(heads.c.sequence).where(heads.c.org_id == org_id))
+    return int(found or 0)

@@ -13,13 +13,17 @@ import sqlalchemy as sa
 
 from billing.money import PICO_PER_USD
 from gateway.audit.log import COMMAND_LINE
+from gateway.audit.tables import entries
 from gateway.db import tenant
+from gateway.installation.items import homes, items
 from gateway.limits.spending import counter_of
 from gateway.tenancy.keys.keys import create_key
 from gateway.tenancy.members.members import add_member
 from gateway.tenancy.money.spend_caps import create_spend_cap
 from gateway.tenancy.projects import create_project
 from gateway.tenancy.tables import api_keys
+from gateway.webhooks.endpoints import create_endpoint, select_endpoints
+from gateway.webhooks.tables import deliveries, endpoints
 from tests.gateway.console.server import ConsoleServer, Organization
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'{{7*7}}${7*7} =cmd|' /C"
@@ -102,8 +106,80 @@ def things(server: ConsoleServer, org: Organization) -> list[str]:
     ]
 
 
-SEEDS: list[Callable[[ConsoleServer], Awaitable[None]]] = [keys, projects, budgets]
-ADDRESSES: list[Callable[[ConsoleServer, Organization], list[str]]] = [things]
+async def webhooks(server: ConsoleServer) -> None:
+    """Much has an endpoint with MANY deliveries, each with a failure that somebody else wrote."""
+    for org, number in ((server.little, 3), (server.much, MANY)):
+        async with tenant(server.services.db, org.id) as conn:
+            made = await create_endpoint(
+                conn,
+                server.services.webhooks.secrets,
+                org_id=org.id,
+                url=f"https://hooks.example/{org.name}",
+                description=HOSTILE,
+                event_types=["budget.threshold_reached", "batch.failed"],
+                actor=COMMAND_LINE,
+            )
+            rows = [
+                {
+                    "id": f"whd_{org.name}_{each:06}",
+                    "org_id": org.id,
+                    "endpoint_id": made.endpoint.id,
+                    "event_id": f"alert_{org.name}_{each:06}",
+                    "event_type": "budget.threshold_reached",
+                    "body": "{}",
+                    "state": ("delivered", "delivered", "dead")[each % 3],
+                    "attempts": 1 + each % 3 * 9,
+                    "status": (200, 204, None)[each % 3],
+                    "failure": (None, None, HOSTILE)[each % 3],
+                }
+                for each in range(number)
+            ]
+            await conn.execute(sa.insert(deliveries).values(expires_at=sa.func.now()), rows)
+
+
+async def stored_settings(server: ConsoleServer) -> None:
+    async with server.services.system_db.begin() as conn:
+        await conn.execute(
+            sa.insert(items).values(
+                kind="model",
+                name=HOSTILE,
+                content={"upstream": f"https://user:{PASSWORD_OF_URL}@models.example/v1"},
+            )
+        )
+        home = {"home": "host:/srv/tollgate", "number": 1, "problem": "", "file_names": {}}
+        await conn.execute(sa.insert(homes).values(**home, seen_at=sa.func.now()))
+
+
+def endpoint_addresses(server: ConsoleServer, org: Organization) -> list[str]:
+    async def first() -> str:
+        async with tenant(server.services.db, org.id) as conn:
+            return str(
+                await conn.scalar(select_endpoints(org.id).with_only_columns(endpoints.c.id))
+            )
+
+    endpoint = server.call(first)
+    return [f"/console/webhooks/{endpoint}", f"/console/webhooks/{endpoint}?state=dead"]
+
+
+def audit_addresses(server: ConsoleServer, org: Organization) -> list[str]:
+    """The oldest entries are behind; one of a hostile name is looked at."""
+
+    async def last() -> str:
+        async with tenant(server.services.db, org.id) as conn:
+            made = sa.select(entries.c.id).where(entries.c.org_id == org.id)
+            made = made.where(entries.c.action == "webhook_endpoint.created")
+            return str(await conn.scalar(made.limit(1)))
+
+    return [f"/console/audit/{server.call(last)}"]
+
+
+PASSWORD_OF_URL = "a-password-that-nobody-is-shown"
+SEEDS: list[Callable[[ConsoleServer], Awaitable[None]]] = [
+    *(keys, projects, budgets, webhooks, stored_settings),
+]
+ADDRESSES: list[Callable[[ConsoleServer, Organization], list[str]]] = [
+    *(things, endpoint_addresses, audit_addresses),
+]
 """Each returns addresses below /console that are looked at beside those of all pages."""
 
 

@@ -29,7 +29,10 @@ weight = 2
 LISTED = '[[mcp.servers]]\nname = "docs"\nurl = "https://h.example/mcp"\ntaints = true\n'
 DIVIDED = {"compat": CompatConfig, "logs": LogsConfig, "mcp": WrittenMcp}
 """Tables whose keys have effects of their own."""
-OF_THE_FILE = {"file_lanes": "says what the file gives, and has no effect of its own"}
+OF_THE_FILE = {
+    "file_lanes": "says what the file gives, and has no effect of its own",
+    "origins": "says where each of the others comes from",
+}
 
 
 def read(folder: Path, text: str) -> Settings:
@@ -52,7 +55,7 @@ def test_each_setting_says_what_its_change_takes() -> None:
 
 def test_what_is_live_is_in_the_live_part_and_nothing_else() -> None:
     live = {name.partition(".")[0] for name, effect in EFFECTS.items() if effect == "live"}
-    assert live == set(LiveSettings.__struct_fields__)
+    assert live == set(LiveSettings.__struct_fields__) - OF_THE_FILE.keys()
 
 
 def test_what_a_process_fixes_stays_as_it_was(tmp_path: Path) -> None:

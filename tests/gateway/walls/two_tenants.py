@@ -206,6 +206,7 @@ IDS = {
     "credential_id": id_of("upstream_credentials"),
     "delivery_id": id_of("webhook_deliveries"),
     "endpoint_id": id_of("webhook_endpoints"),
+    "entry_id": id_of("audit_entries"),
     "file_id": id_of("files"),
     "grant_id": id_of("oauth_grants"),
     "input_file_id": id_of("files"),
