@@ -63,7 +63,7 @@ settings.register_profile(
 settings.load_profile("shared cores")
 
 
-SERVED_BY_ONE_STACK = ("tests/journeys", "tests/journeys/served_models")
+SERVED_BY_ONE_STACK = ("tests/journeys", "tests/journeys/served_models", "tests/gateway/console")
 SEED = os.environ.get("SUITE_ORDER")
 """If set, it seeds a random order of the files and of the tests within each file."""
 

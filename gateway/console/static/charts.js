@@ -79,18 +79,18 @@ function draw(figure) {
   const step = times.length > 1 ? Math.min(...times.slice(1).map((at, place) => at - times[place]).filter((gap) => gap > 0)) : 3600;
   const options = {
     width: plot.clientWidth || 600,
-    height: 220,
+    height: 216,
     tzDate: (at) => uPlot.tzDate(new Date(at * 1000), zone),
     padding: [8, 12, 0, 0],
     legend: { show: true, live: true },
     cursor: { sync: { key: synced.key, setSeries: false }, drag: { x: true, y: false, setScale: false } },
     scales: { x: { time: true, range: [from, Math.max(to, times[times.length - 1] + (bars ? step : 0))] }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
     axes: [
-      { ...axis, values: labels(zone, from, to), space: 110 },
+      { ...axis, values: labels(zone, from, to), space: 110, size: 32 },
       { ...axis, values: (_, splits) => splits.map(show), size: 64 },
     ],
     series: [
-      { label: "", value: (_, at) => (at == null ? "" : uPlot.fmtDate("{YYYY}-{MM}-{DD} {HH}:{mm}")(uPlot.tzDate(new Date(at * 1000), zone))) },
+      { label: "When", value: (_, at) => (at == null ? "" : uPlot.fmtDate("{YYYY}-{MM}-{DD} {HH}:{mm}")(uPlot.tzDate(new Date(at * 1000), zone))) },
       ...order.map((at) => ({
         label: series[at].title,
         stroke: seriesColour(series[at].name),

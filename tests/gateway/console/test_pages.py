@@ -43,6 +43,7 @@ def addresses(console: ConsoleServer, org: Organization) -> list[str]:
     return found + [each for more in ADDRESSES for each in more(console, org)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("org", "role", "theme", "narrow"),
     [
