@@ -90,6 +90,7 @@ fuzz: $(VENV)/.dev
 # The tables of every field that a client can send, and of every option of an engine.
 fields: $(VENV)/.dev
 	$(BIN)/python -m gateway.wire.fields.table > docs/fields.md
+	$(BIN)/python -m gateway.telemetry.page > docs/metrics.md
 	$(BIN)/python -m tests.option_table
 
 # The folder map of ARCHITECTURE.md, from the first sentence of each package.

@@ -31,7 +31,8 @@ from bench.tools.load import Target
 from bench.tools.record import record
 from foundation.request_context import LOG_CONTEXT, LogContext, current_stages
 from foundation.stages import Stage
-from gateway.telemetry import RequestMeter, Telemetry
+from gateway.telemetry.metrics import Telemetry
+from gateway.telemetry.request_meter import RequestMeter
 
 TRACES = """
 [traces]

@@ -15,7 +15,7 @@ from tests.test_tidy import ROOMS, ROOT, python_files, relative, tree_of
 
 MAX_MODULES = 16
 # Ground words that all of a room uses, what all handlers share, and one file for each migration.
-FULL_FOLDERS = {"gateway": 19, "gateway/routes/shared": 18, "migrations/versions": 1000}
+FULL_FOLDERS = {"gateway": 17, "gateway/routes/shared": 18, "migrations/versions": 1000}
 
 # Modules shorter than this belong in the one module that imports them.
 SHORT_LINES = 60

@@ -108,6 +108,7 @@ class Spool:
         self.recovered: list[UsageEvent] = files.recovered
         """Attempts of the previous process, closed at their last checkpoint."""
         self.backlog = files.unshipped
+        self._oldest_at: float | None = None
         """Events on disk that Postgres may not have yet."""
         self._files, self._threads = files, threads
         self._background = BackgroundSync(threads)
@@ -280,6 +281,11 @@ class Spool:
 
     # The shipper's side: one reader at a time.
 
+    def lag_s(self, now: float) -> float:
+        """Return the age of the oldest event that has not shipped, once somebody tried to ship it;
+        0: there is none. `now`: Unix seconds."""
+        return 0.0 if self._oldest_at is None else max(0.0, now - self._oldest_at)
+
     async def wait_readable(self) -> None:
         """Wait until there is an event to ship or a finished segment to delete."""
         await self._readable.wait()
@@ -290,6 +296,7 @@ class Spool:
         batch = await self._in_thread(lambda: self._files.read_closed(limit, end))
         self.backlog += batch.num_repaired
         expected += batch.num_repaired
+        self._oldest_at = batch.events[0].occurred_at if batch.events else None
         if batch.has_live_damage:
             self._seals_early = True
             self._dirty.set()
@@ -302,6 +309,7 @@ class Spool:
         await self._in_thread(lambda: self._files.commit(batch))
         self.backlog -= len(batch.events) + batch.lost
         if not self.backlog:
+            self._oldest_at = None
             self._readable.clear()
 
     async def quarantine(self, event: UsageEvent) -> None:

@@ -74,12 +74,11 @@ from gateway.limits.limiter import Limiter
 from gateway.limits.refused_caps import RefusedCaps
 from gateway.logs import worker_name
 from gateway.mcp.call_arguments import CallArguments
-from gateway.mcp.service.service import open_mcp, open_tool_loops
+from gateway.mcp.service.service import open_mcp, open_tool_loops, own_version
 from gateway.net.mail import Mailer, MailServer
 from gateway.networks import Networks
 from gateway.request_log.live_tail import LiveTail
 from gateway.request_log.writer import RequestLog
-from gateway.resources import Resources
 from gateway.responses.wiring import Responses, open_responses
 from gateway.routes.asgi.access_log import AccessLine, AccessLog, NotedAnswer
 from gateway.routes.asgi.cors import Cors
@@ -111,11 +110,12 @@ from gateway.secret import Secret
 from gateway.settings.file import MailConfig
 from gateway.settings.load import Settings, read_secret
 from gateway.settings.prices import load_prices
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 from gateway.tenancy.changes import announce_suspensions
 from gateway.tenancy.idempotency_keys import IdempotencyKeys
 from gateway.webhooks.sender import Webhooks, open_webhooks
 from gateway.wire.surfaces import MESSAGES, RESPONSES, SURFACES
+from gateway.worker.resources import Resources
 
 log = logging.getLogger(__name__)
 
@@ -318,7 +318,7 @@ async def open_services(
     limiter = await open_limiter(settings, resources)
     settlement = open_settlement(resources, limiter)
     leases = CacheLeases(system_db, resources.redis, settings.models, telemetry.cache_leases_became)
-    on_booked = both(leases.booked, limiter.counters.book)
+    on_booked = both(both(leases.booked, limiter.counters.book), telemetry.booked)
     shipper = start_shipper(resources, settlement, on_booked)
     near = settings.egress_to_loopback
     auth = await open_auth(resources, issuer=settings.issuer, allow_loopback=near)
@@ -416,6 +416,8 @@ async def open_resources(
     system_db = open_pool(settings, stack, ROLE_SYSTEM)
     store = open_redis(settings.redis_url, stack)
     telemetry = Telemetry(models=settings.model_names, shared_folder=metrics)
+    telemetry.build_info.labels(own_version()).set(1)
+    telemetry.show_objectives(settings.slos, settings.model_names)
     stack.callback(telemetry.close, os.getpid())
     price_book = load_prices(settings)
     spool = await Spool.open(Home(settings.home).spool / worker_id)
@@ -549,6 +551,7 @@ async def open_limiter(settings: Settings, resources: Resources) -> Limiter:
         lender=books,
         on_use=ceilings.note,
         on_refusal=refused_caps.note,
+        on_refused=resources.telemetry.limit_refused,
     )
     await limiter.start()
     stack.push_async_callback(limiter.close)

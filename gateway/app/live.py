@@ -16,11 +16,11 @@ from gateway.cache_report.leases import CacheLeases, place_of
 from gateway.home import Home
 from gateway.installation.merge import Merger
 from gateway.mcp.service.service import open_service, open_tool_loops
-from gateway.resources import Resources
 from gateway.routes.shared.services import Services
 from gateway.settings.live import LiveSettings, with_live_part
 from gateway.settings.load import Settings
 from gateway.settings.prices import load_prices
+from gateway.worker.resources import Resources
 
 if TYPE_CHECKING:
     from gateway.auth.assembly.auth import Auth
@@ -81,6 +81,7 @@ class LiveConfiguration:
         services.generation.deadlines = settings.deadlines
         services.generation.slos = settings.slos
         services.telemetry.know(settings.model_names)
+        services.telemetry.show_objectives(settings.slos, settings.model_names)
         services.mcp = self._mcp if settings.mcp.servers else None
         services.tool_loops = open_tool_loops(settings, services.mcp)
         services.readiness.follow()

@@ -7,7 +7,7 @@ alone."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -44,6 +44,10 @@ class CircuitBreakers:
         """Return the scopes whose breaker is open: none of their lines may begin now."""
         now = self._clock()
         return [scope for scope, it in self._known.items() if it.is_tried or now < it.until]
+
+    def open_models(self) -> Iterator[str]:
+        """Yield the model of each breaker that is open: once for each org that it is open for."""
+        return (model for _, model in self.open_scopes())
 
     def wait_s(self, scope: Scope) -> float:
         """Return how long a line has to wait; 0: it may ask, then reports that it did (`tried`) and

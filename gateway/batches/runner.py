@@ -41,11 +41,11 @@ from gateway.lru import Lru
 from gateway.permissions import may
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.request_errors import UnknownModel
-from gateway.resources import Resources
 from gateway.secret import Cipher
 from gateway.settings.load import Settings
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 from gateway.wire.shared.batch import Batch
+from gateway.worker.resources import Resources
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()
@@ -102,7 +102,7 @@ class BatchRunner:
         self._known: Lru[str, KeyState] = Lru(MAX_KNOWN_KEYS)
         self._running: dict[asyncio.Task[None], LeasedLine] = {}
         self._attended: dict[asyncio.Task[None], Batch] = {}
-        self._breakers = CircuitBreakers(clock)
+        self.breakers = CircuitBreakers(clock)
         self._is_leaving = False
         self._renewed_at = time.monotonic()
         self._swept_at = -math.inf
@@ -187,7 +187,7 @@ class BatchRunner:
             limit=room,
             under_way=self._running.values(),
             lease_s=self._lease_s,
-            excluded=self._breakers.open_scopes(),
+            excluded=self.breakers.open_scopes(),
         )
         for line in found:
             task = asyncio.create_task(self._run(line), name=f"line {line.place}")
@@ -262,18 +262,18 @@ class BatchRunner:
     async def _ask(self, endpoint: LineEndpoint, principal: Principal, line: LeasedLine) -> LineRun:
         """Ask for a line, unless its model is away; then one line tries for all."""
         scope = (line.org_id, model_of(line))
-        wait_s = self._breakers.wait_s(scope)
+        wait_s = self.breakers.wait_s(scope)
         if wait_s > 0:
             return LineRun(PutOff(wait_s), LineAccount())
         try:
             ran = await run(self._services, self._telemetry, endpoint, principal, line)
         finally:
-            self._breakers.tried(scope)
+            self.breakers.tried(scope)
         outcome = ran.outcome
         if not isinstance(outcome, PutOff):
-            self._breakers.answered(scope)
+            self.breakers.answered(scope)
         elif outcome.is_away:
-            delay_s = self._breakers.refused(scope, outcome.delay_s)
+            delay_s = self.breakers.refused(scope, outcome.delay_s)
             outcome = msgspec.structs.replace(outcome, delay_s=delay_s)
         return LineRun(outcome, ran.account)
 

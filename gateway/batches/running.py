@@ -22,7 +22,8 @@ from gateway.inference.generate import RateLimited, generate
 from gateway.inference.services import GenerationServices
 from gateway.principal import OrgSuspended, Principal
 from gateway.request_errors import BadField
-from gateway.telemetry import RequestMeter, Telemetry
+from gateway.telemetry.metrics import Telemetry
+from gateway.telemetry.request_meter import RequestMeter
 from gateway.wire.openai.from_chat import peek
 
 MAX_LOSSES = 3

@@ -21,9 +21,9 @@ from gateway.files.errors import FilesError, FileStoreUnknown
 from gateway.files.files import SWEEP_BATCH, File, end_files, end_files_of_projects, forget_file
 from gateway.files.sealing import NAMES, PURPOSE
 from gateway.files.uploads import FileTooLarge, Upload, begin_upload
-from gateway.resources import Resources
 from gateway.secret import Cipher
 from gateway.settings.load import Settings, read_secret
+from gateway.worker.resources import Resources
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from gateway.inference.services import GenerationServices
 from gateway.lanes import Priority, priority_of
 from gateway.principal import Principal
 from gateway.request_errors import UnknownField
-from gateway.telemetry import RequestMeter
+from gateway.telemetry.request_meter import RequestMeter
 from gateway.wire.shared.unknown_fields import known_part
 from gateway.wire.surfaces import AnswerFormat, Encoder
 

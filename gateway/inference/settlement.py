@@ -17,7 +17,7 @@ from gateway.inference.metering import from_engine
 from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import Units
 from gateway.limits.spending import to_nano
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 
 log = logging.getLogger(__name__)
 

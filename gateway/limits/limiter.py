@@ -133,7 +133,7 @@ class Limiter:
     not decode responses. `ever_used`: whether anybody ever used anything, as far as Postgres knows.
     `num_gateways`: at least so many share the limits. `books`: what was spent. `lender`: of what
     was paid in advance. `clock`: Unix seconds. `on_use` hears of what is taken and given back,
-    `on_refusal` of caps that refuse; both wait for nothing."""
+    `on_refusal` of caps that refuse, `on_refused` of each refusal; all wait for nothing."""
 
     def __init__(
         self,
@@ -147,9 +147,10 @@ class Limiter:
         clock: Callable[[], float] = time.time,
         on_use: OnUse = lambda org_id, scopes, taken, given_back: None,
         on_refusal: OnRefusal = lambda org_id, caps: None,
+        on_refused: Callable[[Refusal], None] = lambda refusal: None,
     ) -> None:
         self._on_use = on_use
-        self._on_refusal = on_refusal
+        self._on_refusal, self._on_refused = on_refusal, on_refused
         self._ever_used, self._has_admitted = ever_used, False
         self._clock = clock
         self._outputs = ExpectedOutput()
@@ -267,11 +268,14 @@ class Limiter:
         if not wanted.has_lease:
             return wanted
         try:
-            return await self._admit(wanted)
+            verdict = await self._admit(wanted)
         except ScriptFailed:
             raise
         except LimiterUnavailable:
-            return self._admit_locally(wanted)
+            verdict = self._admit_locally(wanted)
+        if isinstance(verdict, Refusal):
+            self._on_refused(verdict)
+        return verdict
 
     async def _admit(self, wanted: Admission) -> Admission | Refusal:
         """Raises: LimiterUnavailable, SpentUnknown."""

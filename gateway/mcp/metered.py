@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from asyncio import Future
+from collections.abc import Callable
 
 import msgspec
-from prometheus_client import Counter
 
 from billing.errors import SpoolError
 from billing.events import Attempt, Finish, PriceSet
@@ -76,12 +76,12 @@ class CallMeter:
         spool: Spool,
         price_book: PriceBook,
         tasks: TaskSet,
-        calls: Counter,
+        on_call: Callable[[str, Outcome, float | None], None],
     ) -> None:
-        """Take the services of the process. `calls`: counts those that went out, by server and
-        outcome."""
+        """Take the services of the process. `on_call` hears of those that went out: the server,
+        the outcome, and how many seconds that took."""
         self._callers, self._price_book, self._tasks = callers, price_book, tasks
-        self._calls = calls
+        self.on_call = on_call
         self.limiter, self.spool = limiter, spool
 
     def price_of(self, principal: Principal, server: str) -> Pico:
@@ -115,9 +115,6 @@ class CallMeter:
         except OrgSuspended:
             raise RpcError(LIMITED, "An invoice is overdue", {"reason": "suspended"}) from None
         return principal
-
-    def counted(self, server: str, outcome: Outcome) -> None:
-        self._calls.labels(server, outcome).inc()
 
     async def _admitted(
         self,
@@ -160,12 +157,12 @@ class MeteredCall:
     ) -> None:
         self._meter, self._server = meter, server
         self._attempt, self._admission = attempt, admission
-        self._has_begun = False
+        self._begun_at: float | None = None
         self._on_disk: Future[None] | None = None
         self.cost_pico = rate(ONE_CALL, attempt.prices).amount_pico
 
     async def begun(self) -> None:
-        self._has_begun = True
+        self._begun_at = time.monotonic()
         try:
             self._on_disk = await self._meter.spool.attempt_begun(self._attempt, ONE_CALL)
         except SpoolError:
@@ -174,7 +171,9 @@ class MeteredCall:
     async def ended(self, outcome: Outcome | None) -> bool:
         paid = False
         if outcome is not None:
-            self._meter.counted(self._server, outcome)
+            begun_at = self._begun_at
+            took_s = None if begun_at is None else time.monotonic() - begun_at
+            self._meter.on_call(self._server, outcome, took_s)
         try:
             if outcome is not None and outcome != "failed" and self._on_disk is not None:
                 await self._on_disk
@@ -184,7 +183,7 @@ class MeteredCall:
         except SpoolError:
             raise not_accounted_for() from None
         finally:
-            if self._has_begun and not paid:
+            if self._begun_at is not None and not paid:
                 await self._meter.spool.void(self._attempt.id)
             if self._admission.spending is not None:
                 used = Units(cost_nano=to_nano(self.cost_pico) if paid else 0)

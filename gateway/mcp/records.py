@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -48,8 +49,9 @@ class Entry(msgspec.Struct, frozen=True):
 class AuditRecords:
     """The records of the bridge, between `start` and `close`."""
 
-    def __init__(self, db: AsyncEngine) -> None:
-        self._db = db
+    def __init__(self, db: AsyncEngine, on_denied: Callable[[str, str], None]) -> None:
+        """`on_denied` hears of each denial: its server and the reason."""
+        self._db, self._on_denied = db, on_denied
         self._waiting: asyncio.Queue[Entry] = asyncio.Queue(MAX_WAITING)
         self._task: asyncio.Task[None] | None = None
 
@@ -73,6 +75,7 @@ class AuditRecords:
         await self._waiting.put(Entry(caller, "mcp.listed", server, after))
 
     async def denied(self, denial: Denial) -> None:
+        self._on_denied(denial.server, denial.reason)
         after = {
             **called(denial.method, denial.name),
             "reason": denial.reason,

@@ -377,14 +377,15 @@ class Supervisor:
         """Takes a dead worker's live gauges out of the shared sums, and gives back the disk space
         that its counters did not use."""
         mark_process_dead(child.pid, path=str(self.home.metrics))
-        for path in self.home.metrics.glob(f"*_{child.pid}.db"):
+        for path in self.home.metrics.glob(f"*_{child.pid}.*"):
             cut_metrics(path)
 
 
 def cut_metrics(path: Path) -> None:
-    """Cut a file of metrics, which nobody writes any more, to the part that is in use."""
+    """Cut a file of metrics, which nobody writes any more, to the part that is in use. Both kinds
+    (`gateway.telemetry.shared_files`, `.histograms`) begin with how many bytes that is."""
     with path.open("r+b") as file:
-        (used,) = struct.unpack("i", file.read(4))  # prometheus_client.mmap_dict.MmapedDict
+        (used,) = struct.unpack("i", file.read(4))
         file.truncate(max(used, 8))
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from gateway.inference.services import GenerationServices
-from gateway.resources import Resources
 from gateway.responses.background import Background
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.events import EventRows
@@ -18,6 +17,7 @@ from gateway.responses.sealing import PURPOSE
 from gateway.responses.store import ResponseStore
 from gateway.secret import Cipher
 from gateway.settings.load import Settings
+from gateway.worker.resources import Resources
 
 SECONDS_PER_DAY = 24 * 3600
 

@@ -27,7 +27,7 @@ from gateway.inference.services import GenerationServices
 from gateway.principal import Principal
 from gateway.request_errors import ContextTooLong
 from gateway.settings.file import WrittenToolLoop
-from gateway.telemetry import RequestMeter
+from gateway.telemetry.request_meter import RequestMeter
 from gateway.tools.approvals import AnsweredRequest, refusal, request_id, settled, to_request
 from gateway.tools.rounds import (
     NO_SUCH_TOOL,

@@ -25,7 +25,7 @@ from foundation.trace_context import TokenBucket
 from gateway.mcp.service.service import own_version
 from gateway.routes.asgi.access_log import AccessLine, NotedAnswer
 from gateway.settings.file import TracesConfig
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 from gateway.traces import conventions as names
 from gateway.traces.sender import SpanSender, make_exporter
 

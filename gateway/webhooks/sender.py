@@ -28,7 +28,7 @@ from gateway.mcp import call_arguments as asked_arguments
 from gateway.net.egress import Egress, EgressError
 from gateway.net.mail import Mailer, MailServer
 from gateway.secret import Cipher, Secret, UnknownSecret
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 from gateway.webhooks import deliveries, mail_channel
 from gateway.webhooks.deliveries import LeasedDelivery
 from gateway.webhooks.endpoints import CIPHER_PURPOSE

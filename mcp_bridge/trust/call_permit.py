@@ -31,6 +31,14 @@ APPROVAL_TTL_S = 3600.0
 Check = Callable[[CallRecord, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
+OnFinding = Callable[[str, str], None]
+"""Hears of what the guard stopped, beside what the records say is denied: a server, and what."""
+
+
+def note_nowhere(_server: str, _finding: str) -> None:
+    """Do nothing."""
+
+
 class Ports(msgspec.Struct):
     """The services that a check uses. `endings`: tasks that end calls, which no client cancels."""
 
@@ -39,6 +47,7 @@ class Ports(msgspec.Struct):
     meter: Meter
     approvals: Approvals
     endings: TaskSet
+    on_finding: OnFinding = note_nowhere
 
 
 class CallPermit(RequestPermit):
@@ -210,6 +219,7 @@ class CallPermit(RequestPermit):
             raise RpcError(DENIED, str(error), {"reason": "too_many_approvals"}) from None
         if found.state == "approved":
             return found
+        self._ports.on_finding(record.server, "approval_required")
         raise no_yes(found, self._request.alias)
 
     async def _spend(self, found: Approval) -> None:

@@ -25,7 +25,7 @@ from mcp_bridge.provenance import Provenance, enveloped
 from mcp_bridge.routing.catalog import KIND_OF, Catalog, ServerListing, VisibleList
 from mcp_bridge.routing.guard import Guard, GuardedRequest, RequestPermit
 from mcp_bridge.trust.approvals import Approvals, arguments_digest
-from mcp_bridge.trust.call_permit import CallPermit, Ports, denial_of
+from mcp_bridge.trust.call_permit import CallPermit, OnFinding, Ports, denial_of, note_nowhere
 from mcp_bridge.trust.call_records import (
     CallMemory,
     CallRecord,
@@ -82,11 +82,14 @@ class Trust(Guard):
         meter: Meter,
         killable: KillableEngine | None = None,
         bounds: ResultBounds | None = None,
+        on_finding: OnFinding = note_nowhere,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self.catalog: Catalog = catalog
         self.rules = rules
-        self.ports = Ports(records, memory, meter, approvals, endings=TaskSet())
+        self.ports = Ports(
+            records, memory, meter, approvals, endings=TaskSet(), on_finding=on_finding
+        )
         self.new_id, self.now_s = new_id, now_s
         self.killable = killable or ValidatorPool()
         self.bounds = bounds or ResultBounds()
@@ -143,7 +146,9 @@ class Trust(Guard):
             items = [item for item in items if is_definition(kind, item)]
         if upstream.config.trust != "all":
             # A millisecond each, of thousands.
-            items = await asyncio.to_thread(self._screen.harmless, items)
+            listed, items = items, await asyncio.to_thread(self._screen.harmless, items)
+            for _ in range(len(listed) - len(items)):
+                self.ports.on_finding(upstream.name, "resource_hidden")
         if member := URI_OF.get(method):
             items = await (await self._viewer(caller, upstream)).shown_resources(items, member)
         await self.ports.records.listed(caller, upstream.name, method, len(items), False)
@@ -317,6 +322,7 @@ class Trust(Guard):
             wrong = (Problem("", "schema", "takes too long to check"),)
         if wrong:
             log.info("mcp: %s: a result of %s is withheld", record.server, record.tool)
+            self.ports.on_finding(record.server, "result_withheld")
             return failed_result("The server's result is withheld: it does not conform.", wrong)
         origin = Provenance(
             server=record.server,

@@ -8,7 +8,7 @@ from typing import get_args
 import yaml
 
 from gateway.health.component import State
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 from tests.docs.runner import blocks_of
 from tests.stack import ROOT
 
@@ -19,10 +19,9 @@ METRIC = re.compile(r"(tollgate_[a-z_]+)(?:\{([^}]*)\})?")
 def known() -> dict[str, tuple[str, ...]]:
     """The labels of each series that `/metrics` may have."""
     found: dict[str, tuple[str, ...]] = {}
-    for collector in Telemetry(models=["m"]).registry._collector_to_names:
-        labels = collector._labelnames  # type: ignore[attr-defined]
-        for name in collector._get_metric().name, collector._name:  # type: ignore[attr-defined]
-            found |= {f"{name}{end}": labels for end in ("", "_total", "_bucket")}
+    for each in Telemetry(models=["m"]).listed:
+        ends = ("_bucket", "_sum", "_count") if each.kind == "histogram" else ("",)
+        found |= {f"{each.shown_name}{end}": each.labels for end in ends}
     return found
 
 

@@ -27,7 +27,8 @@ from gateway.lanes import Priority
 from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import Admission, Settlement, Units
 from gateway.principal import Plan, Principal
-from gateway.telemetry import RequestMeter, Telemetry
+from gateway.telemetry.metrics import Telemetry
+from gateway.telemetry.request_meter import RequestMeter
 from gateway.wire.surfaces import Encoder
 
 INPUT_TOKENS = 10

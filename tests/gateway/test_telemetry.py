@@ -13,7 +13,8 @@ from engine.fake.engine import FAKE_CONFIG, FakeCore
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.generation_events import MeteredUsage, RawBody, RawChunk, ReplicaEvent, TextDelta
 from gateway.lanes import Priority
-from gateway.telemetry import TTFT_BUCKETS_S, RequestMeter, Telemetry
+from gateway.telemetry.metrics import TTFT_BUCKETS_S, Telemetry
+from gateway.telemetry.request_meter import RequestMeter
 
 
 def test_the_size_of_an_engines_cache_is_measured() -> None:
@@ -21,7 +22,7 @@ def test_the_size_of_an_engines_cache_is_measured() -> None:
     telemetry = Telemetry(models=[status.model])
     telemetry.engine_status(status)
     line = f'tollgate_kv_cache_blocks{{model="{status.model}"}} {float(status.num_blocks)}'
-    assert line in telemetry.render().decode().splitlines()
+    assert line in telemetry.render().content.decode().splitlines()
 
 
 def test_guesses_of_an_engine_are_measured() -> None:

@@ -21,6 +21,7 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.auth.bearer.api_keys import Authenticator
 from gateway.auth.bearer.last_used import LastUsed
 from gateway.auth.cors_origins import CorsOrigins
+from gateway.batches.circuit_breaker import CircuitBreakers
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.fleet.router import Fleet, Route
 from gateway.lanes import LaneDeadlines, SloTable
@@ -28,7 +29,7 @@ from gateway.networks import Networks
 from gateway.routes.shared.services import Services
 from gateway.secret import Secret, SecretKey
 from gateway.settings.load import load
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 from gateway.tenancy.idempotency_keys import IdempotencyKeys
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
 from gateway.tenancy.orgs import create_org
@@ -121,7 +122,8 @@ async def world(
 def services_with(**given: Any) -> Services:
     """Return the services of a worker that uses these alone."""
     required = (each.name for each in msgspec.structs.fields(Services) if each.required)
-    return Services(**{**dict.fromkeys(required), **given})
+    batches = SimpleNamespace(breakers=CircuitBreakers())
+    return Services(**{**dict.fromkeys(required), "batches": batches, **given})
 
 
 async def make_tenant(postgres_url: str, name: str, *, is_operator: bool) -> Tenant:

@@ -36,9 +36,9 @@ from gateway.auth.oauth.tokens.grants import CODE_PEPPER_PURPOSE
 from gateway.auth.oauth.tokens.refresh_tokens import RefreshTokens
 from gateway.auth.oauth.tokens.signing_keys import PURPOSE, KeyRing
 from gateway.net.egress import MAX_PER_HOST, Egress
-from gateway.resources import Resources
 from gateway.secret import Cipher, Peppers
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE
+from gateway.worker.resources import Resources
 
 
 class Federation(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,8 @@ from gateway.inference.calls import RequestContext, to_call
 from gateway.inference.generate import start
 from gateway.inference.services import GenerationServices
 from gateway.mcp.metered import Callers
-from gateway.telemetry import RequestMeter, Telemetry
+from gateway.telemetry.metrics import Telemetry
+from gateway.telemetry.request_meter import RequestMeter
 from gateway.wire.surfaces import ApiSurface
 from mcp_bridge.caller import Caller
 

@@ -15,12 +15,12 @@ from billing.money import Pico
 from gateway.audit.log import Actor
 from gateway.inference.services import GenerationServices
 from gateway.principal import Principal
-from gateway.resources import Resources
 from gateway.settings.file import WrittenMcpServer
 from gateway.settings.load import Settings
 from gateway.tenancy.errors import NotFound
 from gateway.tools.loop import ToolLoops
 from gateway.tools.toolbox import Toolbox
+from gateway.worker.resources import Resources
 
 if TYPE_CHECKING:
     from gateway.auth.assembly.auth import Auth
@@ -201,13 +201,18 @@ async def open_service(
         spool=generation.spool,
         price_book=generation.price_book,
         tasks=generation.tasks,
-        calls=telemetry.mcp_calls,
+        on_call=telemetry.mcp_called,
     )
-    records = await open_records(stack, db)
+    records = await open_records(stack, db, telemetry.mcp_guard_found)
     feed = await open_feed(stack, redis)
     shown = CallArguments(secret)
     memory = RedisCalls(redis)
-    guard = await open_trust(stack, db, feed, meter, records, memory=memory, shown=shown)
+    guard = await open_trust(
+        *(stack, db, feed, meter, records),
+        memory=memory,
+        shown=shown,
+        on_finding=telemetry.mcp_guard_found,
+    )
     info = {"name": NAME, "version": own_version()}
     own = OwnModels(generation, telemetry, callers)
     keys = [key.derive(STATE_PURPOSE) for key in secret.keys]

@@ -22,11 +22,14 @@ from gateway.tenancy.changes import EVERYTHING
 from mcp_bridge.routing.catalog import Catalog
 from mcp_bridge.server.list_watch import Watches
 from mcp_bridge.trust.approvals import Approvals
+from mcp_bridge.trust.call_permit import OnFinding
 from mcp_bridge.trust.trust import Trust
 
 
-async def open_records(stack: AsyncExitStack, db: AsyncEngine) -> AuditRecords:
-    records = AuditRecords(db)
+async def open_records(
+    stack: AsyncExitStack, db: AsyncEngine, on_finding: OnFinding
+) -> AuditRecords:
+    records = AuditRecords(db, on_finding)
     records.start()
     stack.push_async_callback(records.close)
     return records
@@ -48,6 +51,7 @@ async def open_trust(
     *,
     memory: RedisCalls,
     shown: CallArguments,
+    on_finding: OnFinding,
 ) -> Trust:
     """Open the guard; it is closed with `stack`, after the bridge. `shown`: seals what who decides
     sees of a call."""
@@ -60,6 +64,7 @@ async def open_trust(
         records=records,
         new_id=uuid7_text,
         meter=meter,
+        on_finding=on_finding,
     )
     stack.push_async_callback(trust.close)
     return trust

@@ -21,7 +21,8 @@ from foundation.request_context import LogContext
 from foundation.trace_context import TracePolicy
 from gateway.principal import Principal
 from gateway.settings.file import LogsConfig
-from gateway.telemetry import RequestMeter, Telemetry
+from gateway.telemetry.metrics import Telemetry
+from gateway.telemetry.request_meter import RequestMeter
 
 LONGEST_SETTLING_S = 1.0
 """How long after its answer a line waits for what is still done for the request."""
@@ -149,6 +150,8 @@ class AccessLog:
         if not self._writes_lines and self._on_answer is None:
             return b""
         line = self.to_line(answer)
+        if answer.meter is not None and line.trace is not UNSET:
+            answer.meter.exemplify(line.trace, answer.ended_at)
         if self._on_answer is not None:
             self._on_answer(answer, line)
         if not self._writes_lines:

@@ -19,7 +19,8 @@ from gateway.net.client_address import client_address
 from gateway.networks import Networks
 from gateway.routes.asgi.access_log import AccessLog, NotedAnswer
 from gateway.routes.shared.request_state import ASKED_METHOD, CLIENT_LEFT, METER, MODEL, OUTCOME
-from gateway.telemetry import RequestMeter, Telemetry
+from gateway.telemetry.metrics import Telemetry
+from gateway.telemetry.request_meter import RequestMeter
 
 NO_ROUTE = "-"
 ACCESS_LOG = "access_log"

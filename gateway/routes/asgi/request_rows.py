@@ -15,7 +15,8 @@ from gateway.batches.states import MESSAGES
 from gateway.principal import Principal
 from gateway.request_log.rows import RequestRow, StageRow
 from gateway.routes.asgi.access_log import AccessLine, NotedAnswer, TokenCounts
-from gateway.telemetry import UNKNOWN_MODEL, RequestMeter
+from gateway.telemetry.metrics import UNKNOWN_MODEL
+from gateway.telemetry.request_meter import RequestMeter
 from gateway.wire.surfaces import RESPONSES, SURFACES
 
 ROUTES = frozenset({*SURFACES, RESPONSES, MESSAGES})

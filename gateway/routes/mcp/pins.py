@@ -17,7 +17,7 @@ import msgspec
 from gateway.mcp.service.service import configured
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.resource import AdminRequest, AdminResource
-from gateway.telemetry import UPSTREAM_STATES
+from gateway.telemetry.metrics import UPSTREAM_STATES
 from gateway.tenancy.errors import InvalidField
 from gateway.wire.admin.mcp_pins import (
     MAX_SHOWN,

@@ -21,7 +21,7 @@ from gateway.routes.shared.idempotent_replies import reply_once
 from gateway.routes.shared.operations import text_header
 from gateway.routes.shared.reply import Reply, received_at_of
 from gateway.routes.shared.request_state import METER, MODEL, REQUEST_ID
-from gateway.telemetry import RequestMeter
+from gateway.telemetry.request_meter import RequestMeter
 from gateway.wire.openai.from_chat import peek_or_name
 from gateway.wire.surfaces import ApiSurface
 from gateway.wire.usage.cost import asks_cost

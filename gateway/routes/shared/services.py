@@ -37,7 +37,7 @@ from gateway.request_log.writer import RequestLog
 from gateway.responses.wiring import Responses
 from gateway.settings.live import LiveSettings
 from gateway.settings.load import Settings
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 from gateway.tenancy.idempotency_keys import IdempotencyKeys
 from gateway.tools.loop import ToolLoops
 from gateway.webhooks.sender import Webhooks
@@ -117,6 +117,7 @@ class Services(msgspec.Struct, kw_only=True):
         self.readiness.observe()
         components = self.readiness.components()
         self.telemetry.components((each.kind, each.name, each.state) for each in components)
+        resting = [(each.kind, each.name) for each in components if each.state == "resting"]
         if self.readiness.free_bytes is not None:
             self.telemetry.spool_free_bytes.set(self.readiness.free_bytes)
         self.telemetry.spool_quarantined.set(self.readiness.num_quarantined)
@@ -128,9 +129,15 @@ class Services(msgspec.Struct, kw_only=True):
         self.telemetry.zero_gone(engines=self.engines, rooms=self.rooms)
         servers, upstreams = ((), []) if self.mcp is None else self.mcp.health_by_server()
         self.telemetry.mcp_health(servers, upstreams)
+        self.telemetry.breakers(
+            resting=resting,
+            batch_models=self.batches.breakers.open_models(),
+            mcp_servers=(server for server, state in upstreams if state != "closed"),
+        )
         self.telemetry.open_calls.set(len(self.generation.open_calls))
         self.telemetry.tasks.set(len(asyncio.all_tasks()))
         self.telemetry.spool_backlog.set(self.spool.backlog)
+        self.telemetry.spool_lag.set(self.spool.lag_s(time.time()))
         self.telemetry.usage_conflicts.set(self.shipper.alarms.conflicts)
         self.telemetry.usage_refused.set(self.shipper.alarms.refused)
 

@@ -8,7 +8,7 @@ what is missing; a worker that serves, but not all as it should, names what is d
 wrong there in detail is for operators (`gateway.routes.admin.installation.health`).
 `/health` and `/ping` say the same by their status alone, `/version` whose program this is and
 `/load` how much it has under way, as vLLM's clients ask. `/metrics` speaks for all workers, in
-Prometheus' text format, on a listener of its own if the settings name one.
+the format that Prometheus asks for, on a listener of its own if the settings name one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gateway.routes.shared.access import PUBLIC, services
 from gateway.routes.shared.media_types import HTML, JSON
 from gateway.routes.shared.operations import RouteGroup
 from gateway.routes.shared.request_state import BY_METRICS_LISTENER
-from gateway.telemetry import CONTENT_TYPE
+from gateway.telemetry.exposition import OPENMETRICS, PROTOBUF, TEXT, media
 from gateway.wire.shared.resource import view_of
 
 CHECK_TIMEOUT_S = 2.0
@@ -120,8 +120,8 @@ async def find_health(request: Request[Any, Any, Any]) -> Health:
 @health.get(
     "/metrics",
     "Prometheus metrics",
-    said={200: {"text/plain": str}},
-    options={"media_type": CONTENT_TYPE},
+    said={200: {"text/plain": str, media(OPENMETRICS): str, media(PROTOBUF): bytes}},
+    options={"media_type": TEXT},
 )
 async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     has_listener = request.app.state.get("metrics_port") is not None
@@ -129,7 +129,10 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
         raise NotFoundException  # as any path that is not there
     found = services(request)
     found.observe()
-    return Response(found.telemetry.render(), media_type=CONTENT_TYPE)
+    # With a hundred models it takes some milliseconds, which requests would wait for.
+    accept = request.headers.get("accept", "")
+    exposition = await asyncio.to_thread(found.telemetry.render, accept)
+    return Response(exposition.content, media_type=exposition.media_type)
 
 
 routes = [live, root, status, ready, program_version, load, metrics]

@@ -13,7 +13,7 @@ from litestar import Litestar
 from gateway.app.create import create_app
 from gateway.net.listener import AddressError, bind, bind_metrics
 from gateway.settings.load import load
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 
 MAIN, OWN = "http://127.0.0.1:8000", "http://127.0.0.1:9464"
 

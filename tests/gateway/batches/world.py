@@ -37,7 +37,7 @@ from gateway.generation_events import MeteredUsage, TextDelta
 from gateway.inference.services import GenerationServices
 from gateway.limits.limiter import Limiter
 from gateway.secret import Cipher
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 from gateway.tenancy.tables import api_keys
 from gateway.wire.shared.batch import Batch, Shape
 from gateway.wire.surfaces import ApiSurface

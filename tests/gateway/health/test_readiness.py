@@ -25,7 +25,7 @@ from gateway.fleet.router import Fleet, Route
 from gateway.health import readiness as module
 from gateway.health.component import Component
 from gateway.health.readiness import Disk, Readiness
-from gateway.telemetry import COMPONENT_STATES, Telemetry
+from gateway.telemetry.metrics import COMPONENT_STATES, Telemetry
 from tests.billing.samples import an_event
 
 NOWHERE = "postgresql+asyncpg://nobody:secret@/none?host=/nonexistent"

@@ -18,7 +18,8 @@ from gateway.inference.metering import new_attempt, to_quantities
 from gateway.lanes import Priority
 from gateway.principal import Plan, Principal
 from gateway.routes.admin.billing.prices import lists_of, to_list_view, to_rule
-from gateway.telemetry import RequestMeter, Telemetry
+from gateway.telemetry.metrics import Telemetry
+from gateway.telemetry.request_meter import RequestMeter
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.money.plans import check_price_lists
 from tests.gateway.office import PlainEncoder

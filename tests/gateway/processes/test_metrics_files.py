@@ -7,21 +7,21 @@ import os
 from pathlib import Path
 
 import pytest
-from prometheus_client.multiprocess import MultiProcessCollector
 
 from gateway.processes.supervisor import cut_metrics
-from gateway.telemetry import FILES_OF_METRICS, METRICS_FILE_BYTES, reserve_disk
+from gateway.telemetry.histograms import FILE_BYTES as HISTOGRAMS_BYTES
+from gateway.telemetry.shared_files import FILE_BYTES, KINDS_OF_FILES, gather, reserve_disk
 from tests.copied_product import ROOT, run_copy
 
 COUNT = """
 import sys; from pathlib import Path
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 shared = Path(sys.argv[1])
 telemetry = Telemetry(models=["m"], shared_folder=shared)
 telemetry.answered(route="/x", model="m", status="200")
 telemetry.ttft_of("m").observe(0.2)
 telemetry.open_calls.set(3)
-print(telemetry.render().decode())
+print(telemetry.render().content.decode())
 """
 
 
@@ -30,14 +30,16 @@ def test_no_file_of_metrics_is_sparse(tmp_path: Path) -> None:
     shared.mkdir()
     told = run_copy(ROOT, ("-c", COUNT, str(shared)), PROMETHEUS_MULTIPROC_DIR=str(shared))
     assert 'tollgate_requests_total{model="m",route="/x",status="200"} 1.0' in told.stdout
-    files = list(shared.glob("*.db"))
-    assert {each.name.rpartition("_")[0] for each in files} == set(FILES_OF_METRICS)
+    files = list(shared.iterdir())
+    assert {each.name.rpartition("_")[0] for each in files} == {*KINDS_OF_FILES, "histograms"}
+    assert FILE_BYTES == HISTOGRAMS_BYTES
     for file in files:
-        assert file.stat().st_blocks * 512 >= METRICS_FILE_BYTES == file.stat().st_size
+        assert file.stat().st_blocks * 512 >= FILE_BYTES == file.stat().st_size
         cut_metrics(file)
-        assert file.stat().st_size < METRICS_FILE_BYTES / 10
+        assert file.stat().st_size < FILE_BYTES / 10
     again = run_copy(ROOT, ("-c", COUNT, str(shared)), PROMETHEUS_MULTIPROC_DIR=str(shared))
     assert 'tollgate_requests_total{model="m",route="/x",status="200"} 2.0' in again.stdout
+    assert 'tollgate_time_to_first_token_seconds_count{model="m"} 2.0' in again.stdout
 
 
 def test_who_reads_while_a_worker_makes_its_files_finds_no_empty_one(
@@ -48,12 +50,12 @@ def test_who_reads_while_a_worker_makes_its_files_finds_no_empty_one(
     reserve = os.posix_fallocate
 
     def read_first(fd: int, offset: int, size: int) -> None:
-        looks.append(len(list(MultiProcessCollector(None, path=str(tmp_path)).collect())))
+        looks.append(len([*gather(tmp_path)]))
         reserve(fd, offset, size)
 
     monkeypatch.setattr(os, "posix_fallocate", read_first)
     reserve_disk(tmp_path)
-    assert looks == [0] * len(FILES_OF_METRICS)
+    assert looks == [0] * len(KINDS_OF_FILES)
 
 
 def test_the_files_of_a_process_of_the_same_number_are_kept(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_the_files_of_a_process_of_the_same_number_are_kept(tmp_path: Path) -> N
     counter.write_bytes(b"\x08\0\0\0" + b"kept")
     reserve_disk(tmp_path)
     assert counter.read_bytes().startswith(b"\x08\0\0\0kept")
-    assert counter.stat().st_size == METRICS_FILE_BYTES
+    assert counter.stat().st_size == FILE_BYTES
 
 
 def test_a_file_that_no_metric_wrote_to_can_be_cut(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from gateway.responses.store import ResponseStore
 from gateway.responses.tables import response_events
 from gateway.responses.tables import responses as table
 from gateway.secret import Cipher
-from gateway.telemetry import RequestMeter
+from gateway.telemetry.request_meter import RequestMeter
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.tables import orgs, projects
 from gateway.wire.openai_responses.answer import begun

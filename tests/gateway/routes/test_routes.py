@@ -31,7 +31,7 @@ from gateway.principal import Principal, Role
 from gateway.routes.shared.access import IN_PROJECT, SCOPE
 from gateway.routes.shared.guards import UNDECLARED, authenticate
 from gateway.settings.load import load
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 from tests.budget import examples
 
 OPEN = {

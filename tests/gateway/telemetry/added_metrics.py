@@ -19,7 +19,7 @@ from engine.fake.engine import FAKE_CONFIG, FakeCore
 from gateway.app.create import create_app
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.settings.load import load
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 from tests.gateway.whole_app import services_with
 
 
@@ -31,7 +31,7 @@ async def scrape(folder: Path, shared: Path) -> None:
             observe=lambda: None, components=list, free_bytes=None, num_quarantined=0
         ),
         generation=SimpleNamespace(open_calls={}),
-        spool=SimpleNamespace(backlog=0),
+        spool=SimpleNamespace(backlog=0, lag_s=lambda now: 0.0),
         shipper=SimpleNamespace(alarms=SimpleNamespace(conflicts=0, refused=0)),
         engines={"m": SimpleNamespace(connected=True, status=FakeCore(FAKE_CONFIG).status())},
         rooms={"m": [WaitingRoom(1), WaitingRoom(1)]},

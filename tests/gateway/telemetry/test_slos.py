@@ -22,7 +22,8 @@ from gateway.lanes import (
 )
 from gateway.settings.file import SettingsError
 from gateway.settings.load import load
-from gateway.telemetry import RequestMeter, Telemetry
+from gateway.telemetry.metrics import Telemetry
+from gateway.telemetry.request_meter import RequestMeter
 from tests.budget import examples
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
@@ -147,7 +148,7 @@ def test_goodput_is_counted_by_model_lane_and_outcome() -> None:
 def test_the_pace_is_that_of_all_generations_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the rounds of a tool loop tools run; that is nobody's pace of tokens."""
     now = 100.0
-    monkeypatch.setattr("gateway.telemetry.time.perf_counter", lambda: now)
+    monkeypatch.setattr("gateway.telemetry.request_meter.time.perf_counter", lambda: now)
     meter = RequestMeter(Telemetry(models=["m"]), "m")
     meter.received(step(2), streams=False)
     assert meter.tpot_s is None

@@ -16,7 +16,8 @@ from gateway.generation_events import MeteredUsage
 from gateway.principal import Principal
 from gateway.routes.asgi.access_log import AccessLog, NotedAnswer
 from gateway.settings.file import LogsConfig
-from gateway.telemetry import RequestMeter, Telemetry
+from gateway.telemetry.metrics import Telemetry
+from gateway.telemetry.request_meter import RequestMeter
 from gateway.traces import request_spans
 from gateway.traces.request_spans import RequestSpans
 from tests.gateway.inference.test_price_lists import WHO

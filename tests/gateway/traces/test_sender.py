@@ -12,7 +12,7 @@ from bench.tools.ports import free_port
 from foundation.request_context import LogContext
 from gateway.routes.asgi.access_log import AccessLog, NotedAnswer
 from gateway.settings.file import LogsConfig, TracesConfig
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 from gateway.traces import sender
 from gateway.traces.request_spans import recording_spans
 from gateway.traces.sender import MAX_WAITING_TRACES, SpanSender, make_exporter

@@ -11,7 +11,7 @@ from standardwebhooks.webhooks import Webhook
 
 from billing.events import Price, Quantities
 from billing.ingestion.ingest import ingest
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 from gateway.webhooks.sender import open_webhooks
 from tests.billing.alerts.test_alerts import cap
 from tests.billing.samples import an_attempt, an_event
@@ -43,7 +43,7 @@ async def test_what_is_spent_arrives_where_it_may_go(
         await ingest(system_db, [an_event(attempt, Quantities(output=2))])
         outcome = b'outcome="delivered"' if allow_loopback else b'outcome="failed"'
         async with asyncio.timeout(30):
-            while outcome not in telemetry.render():
+            while outcome not in telemetry.render().content:
                 await asyncio.sleep(0.01)
     if not allow_loopback:
         assert receiver.received == [], "it dialled this machine"

@@ -23,7 +23,8 @@ from gateway.lanes import Priority
 from gateway.limits.limiter import Limiter
 from gateway.limits.spending import counter_of
 from gateway.principal import Principal, SpendCap
-from gateway.telemetry import RequestMeter, Telemetry
+from gateway.telemetry.metrics import Telemetry
+from gateway.telemetry.request_meter import RequestMeter
 from tests.gateway.office import AsListed, PlainEncoder, read
 
 IDLE_TIMEOUT_S = 30.0

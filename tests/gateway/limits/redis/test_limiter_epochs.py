@@ -28,7 +28,7 @@ from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import Admission, Refusal, Settlement, Units, burst
 from gateway.limits.redis.data_loss import OF_ALL
 from gateway.principal import Plan, Principal
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 from tests.billing.samples import an_attempt, an_event
 from tests.gateway.limits.limiter_oracle import CLOCK_KEY, move_clock
 

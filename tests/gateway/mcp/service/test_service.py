@@ -18,7 +18,7 @@ from gateway.mcp.service.service import fingerprint_of
 from gateway.principal import Principal
 from gateway.settings.file import WrittenMcpServer
 from gateway.settings.load import load
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 
 PUBLIC_URL = "https://gateway.example.com"
 ALICE, MALLORY = "org_" + "a" * 32, "org_" + "b" * 32

@@ -25,12 +25,14 @@ from gateway.routes.asgi.access_log import AccessLog, NotedAnswer, is_over
 from gateway.routes.asgi.request_metrics import ACCESS_LOG, note_refused
 from gateway.settings.file import LogsConfig
 from gateway.settings.load import load
-from gateway.telemetry import RequestMeter, Telemetry
+from gateway.telemetry.metrics import Telemetry
+from gateway.telemetry.request_meter import RequestMeter
 from tests.gateway.inference.test_price_lists import WHO
 
 CHAT = "/v1/chat/completions"
 KEY, PROMPT, ADDRESS = "sk-tg-canary", "a-canary-in-a-prompt", "203.0.113.7"
 REQUEST = "req_01890000000070008000000000000000"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 class Everybody:
@@ -147,3 +149,16 @@ def test_a_model_that_nobody_configured_is_not_repeated() -> None:
     line = json.loads(msgspec.json.encode(log.to_line(answer)))
     assert line["model"] == "-"
     assert {"request", "key", "tokens", "cost_pico_usd"}.isdisjoint(line)
+
+
+def test_a_line_names_its_trace_at_the_buckets_of_its_request() -> None:
+    telemetry = Telemetry(models=["m"])
+    meter = RequestMeter(telemetry, "m")
+    meter.wrote_first()
+    log = AccessLog(LogsConfig(), telemetry, lambda lines: None, process="worker-0")
+    context = LogContext(REQUEST, [(b"traceparent", f"00-{TRACE}-{'1' * 16}-01".encode())])
+    answer = NotedAnswer(9.0, 0.5, "POST", CHAT, "200", context, "m", None, meter, None)
+    log._encode(answer)
+    [ttft] = [each for each in telemetry.own_histograms() if "first_token" in each.name]
+    [exemplar] = [each for each in ttft.series[0].exemplars if each is not None]
+    assert (exemplar.trace, exemplar.at, exemplar.value) == (TRACE, 9.0, meter.ttft_s)

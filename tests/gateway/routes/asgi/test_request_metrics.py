@@ -17,7 +17,7 @@ from gateway.fleet.router import Fleet
 from gateway.lanes import LaneDeadlines
 from gateway.principal import Principal
 from gateway.settings.load import load
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 
 CHAT = "/v1/chat/completions"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

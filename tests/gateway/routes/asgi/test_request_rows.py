@@ -15,7 +15,8 @@ from gateway.request_log.rows import RequestRow, StageRow
 from gateway.routes.asgi.access_log import AccessLine, AccessLog, NotedAnswer
 from gateway.routes.asgi.request_rows import MAX_STAGES, MAX_TEXT_CHARS, recording
 from gateway.settings.file import LogsConfig
-from gateway.telemetry import RequestMeter, Telemetry
+from gateway.telemetry.metrics import Telemetry
+from gateway.telemetry.request_meter import RequestMeter
 from tests.gateway.inference.test_price_lists import WHO
 from tests.gateway.routes.asgi.test_access_log import CHAT, REQUEST, billed
 

@@ -17,7 +17,7 @@ from gateway.app.create import create_app
 from gateway.routes.shared import openapi
 from gateway.routes.shared.conditional import accepts_gzip
 from gateway.settings.load import load
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 
 
 @pytest.fixture

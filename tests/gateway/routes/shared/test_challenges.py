@@ -14,7 +14,7 @@ from gateway.auth.errors import InvalidKey
 from gateway.networks import Networks
 from gateway.principal import Principal
 from gateway.settings.load import load
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 
 PUBLIC_URL = "https://tollgate.example"
 API = f'resource_metadata="{PUBLIC_URL}/.well-known/oauth-protected-resource/v1"'

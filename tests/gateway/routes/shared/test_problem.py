@@ -13,7 +13,7 @@ from litestar import Litestar
 from gateway.app.create import create_app
 from gateway.routes.shared.problem import path_finder
 from gateway.settings.load import load
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from gateway.fleet.router import Fleet, Route
 from gateway.generate_request import ModelKind
 from gateway.health.readiness import Readiness
 from gateway.routes.shared import services
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 from tests.billing.samples import an_event
 from tests.gateway.whole_app import services_with
 

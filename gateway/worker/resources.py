@@ -13,7 +13,7 @@ from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool
 from foundation.tasks import TaskSet
 from gateway.secret import Secret
-from gateway.telemetry import Telemetry
+from gateway.telemetry.metrics import Telemetry
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,188 @@
+"""Times one request's tokens, counts them, and judges it when it has ended."""
+
+from __future__ import annotations
+
+import time
+
+from billing.events import UsageEvent
+from engine.protocol import Lane
+from foundation.request_context import current_stages
+from foundation.stages import Stage
+from gateway.generation_events import CacheOutcome, MeteredUsage, RawBody, ReplicaEvent
+from gateway.lanes import ServedRequest, Slo, SloOutcome, judge
+from gateway.telemetry.metrics import Telemetry
+
+
+class Pace:
+    """Adds up how long tokens took after the first of each generation."""
+
+    __slots__ = ("seconds", "tokens")
+
+    def __init__(self) -> None:
+        self.seconds, self.tokens = 0.0, 0
+
+    def add(self, seconds: float, tokens: int) -> None:
+        self.seconds += seconds
+        self.tokens += tokens
+
+
+class RequestMeter:
+    """Times one request's tokens and counts them. `received_at`: when its first byte was read, in
+    seconds of `time.perf_counter`; None: now."""
+
+    def __init__(
+        self, telemetry: Telemetry, model: str, *, received_at: float | None = None
+    ) -> None:
+        self._telemetry = telemetry
+        self._model = telemetry.label(model)
+        self._received_at = time.perf_counter() if received_at is None else received_at
+        self.awaits_write = False
+        """True from a stream's first token on, until it is queued to be written."""
+        self._last_at: float | None = None
+        self._num_tokens = 0
+        self.ttft_s: float | None = None
+        self.lane: Lane | None = None
+        self.slo: Slo | None = None
+        """None, as its lane: it was refused before anybody understood it."""
+        self.slo_outcome: SloOutcome | None = None
+        self._pace = Pace()
+        self.queue_time_s: float | None = None
+        self.cache: CacheOutcome | None = None
+        """Why no more of its prompt was cached, of its first generation."""
+        self.billed: list[UsageEvent] = []
+        """The bills of all generations of the request."""
+        self.stages = current_stages()
+        """The stages of the request, over all its generations."""
+        self._attempt: Stage | None = None
+        self._begun_at = 0.0
+        """When the replica began to work on it, after its queue."""
+        self._decode: Stage | None = None
+
+    def again(self) -> RequestMeter:
+        """Return a meter for another generation of the same request."""
+        meter = RequestMeter(self._telemetry, self._model)
+        meter.billed, meter._pace = self.billed, self._pace
+        meter.stages = self.stages
+        return meter
+
+    def begin_attempt(self, replica: str, ref: str = "") -> Stage:
+        """Begin the stage of a try on a replica, which `received` divides further. `ref`: the id of
+        its usage."""
+        attempt = self._attempt = self.stages.begin("attempt", replica)
+        attempt.ref = ref
+        self._begun_at, self._decode = attempt.began_at, None
+        return attempt
+
+    def received(self, event: ReplicaEvent, *, streams: bool) -> None:
+        """Count what a replica's step brought, whether or not the client is shown it yet. streams:
+        the client is shown it before the answer is whole, and `wrote_first` tells when."""
+        if event.queue_time_s is not None and self.queue_time_s is None:
+            self.queue_time_s = event.queue_time_s
+            self._add_queue(event.queue_time_s)
+            self._telemetry.queue_time_of(self._model).observe(event.queue_time_s)
+        usage = event.usage
+        if usage is None or is_told_at_once(event):
+            return
+        num_tokens = usage.output + usage.wasted_output
+        if num_tokens == self._num_tokens:
+            return
+        more, self._num_tokens = num_tokens - self._num_tokens, num_tokens
+        now = time.perf_counter()
+        if self._last_at is None:
+            self.awaits_write = streams
+            if not streams:
+                self.wrote_first()
+        else:
+            step_s = now - self._last_at
+            self._telemetry.itl_of(self._model).observe(step_s)
+            self._pace.add(step_s, more)
+        self._last_at = now
+        if self._decode is not None:
+            self._decode.ended_at = now
+        else:
+            self._add_prefill(now)
+
+    def _add_queue(self, queue_time_s: float) -> None:
+        """Note how long the attempt waited before it was begun."""
+        attempt = self._attempt
+        if attempt is not None:
+            self._begun_at = attempt.began_at + queue_time_s
+            self.stages.add(Stage("queue", attempt.began_at, self._begun_at, within=attempt))
+
+    def _add_prefill(self, now: float) -> None:
+        """Note that the attempt's first token came now; each one from here on is decoded."""
+        attempt = self._attempt
+        if attempt is not None:
+            self.stages.add(Stage("prefill", min(self._begun_at, now), now, within=attempt))
+            self._decode = self.stages.add(Stage("decode", now, now, within=attempt))
+
+    def disputed(self, upstream: str, usage: MeteredUsage) -> None:
+        """Count what an upstream claims beyond what the request can have used."""
+        self._telemetry.count_disputed(
+            upstream,
+            input_tokens=usage.disputed_input,
+            output_tokens=usage.disputed_output,
+        )
+
+    def wrote_first(self) -> None:
+        """Note that the first byte is written of what shows the first token."""
+        self.ttft_s = time.perf_counter() - self._received_at
+        self._telemetry.ttft_of(self._model).observe(self.ttft_s)
+
+    def promise(self, lane: Lane, slo: Slo) -> None:
+        """Note what the request will be judged by."""
+        self.lane, self.slo = lane, slo
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per token after the first, over all generations of the request."""
+        return self._pace.seconds / self._pace.tokens if self._pace.tokens else None
+
+    def judge(self, status: int) -> None:
+        """Count whether the request, which has ended now, met its SLO."""
+        if self.slo is None or self.lane is None:
+            return
+        tpot_s = self.tpot_s
+        if tpot_s is not None:
+            self._telemetry.tpot_of(self._model).observe(tpot_s)
+        served = ServedRequest(
+            status,
+            time.perf_counter() - self._received_at,
+            self.ttft_s,
+            tpot_s,
+            sum(each.quantities.output_total for each in self.billed),
+        )
+        self.slo_outcome = judge(self.slo, served)
+        if self.slo_outcome is not None:
+            self._telemetry.slo_requests_of(self._model, self.lane, self.slo_outcome).inc()
+
+    def exemplify(self, trace: str, at: float) -> None:
+        """Name its trace, 32 hex digits, at the buckets that it was counted in. From any thread.
+        `at`: Unix seconds."""
+        telemetry = self._telemetry
+        for seconds, histogram_of in (
+            (self.ttft_s, telemetry.ttft_of),
+            (self.tpot_s, telemetry.tpot_of),
+            (self.queue_time_s, telemetry.queue_time_of),
+        ):
+            if seconds is not None:
+                histogram_of(self._model).exemplify(seconds, trace=trace, at=at)
+
+    def used(self, usage: MeteredUsage, event: UsageEvent) -> None:
+        """Count what was billed. `event`: its record in the books."""
+        self.billed.append(event)
+        self._telemetry.count_tokens(
+            self._model,
+            uncached=usage.uncached_input + usage.embedding_input,
+            cache_read=usage.cache_read,
+            cache_write=usage.cache_write + usage.cache_write_1h,
+            output=usage.output,
+        )
+
+
+def is_told_at_once(event: ReplicaEvent) -> bool:
+    """Tell whether an event's tokens came some time before it: an upstream's whole body, or a count
+    at the end of what was not seen coming."""
+    if event.finished and not event.items:
+        return True
+    return any(isinstance(item, RawBody) for item in event.items)

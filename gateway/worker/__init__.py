@@ -1,0 +1,1 @@
+"""Holds what one worker process opens before its services"""
