@@ -91,6 +91,7 @@ fuzz: $(VENV)/.dev
 fields: $(VENV)/.dev
 	$(BIN)/python -m gateway.wire.fields.table > docs/fields.md
 	$(BIN)/python -m gateway.telemetry.page > docs/metrics.md
+	$(BIN)/python deploy/grafana/dashboards.py
 	$(BIN)/python -m tests.option_table
 
 # The folder map of ARCHITECTURE.md, from the first sentence of each package.

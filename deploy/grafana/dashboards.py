@@ -1,0 +1,531 @@
+"""Writes the Grafana dashboards beside it, one JSON file each, and the rules as a PrometheusRule.
+
+    python deploy/grafana/dashboards.py      (make fields)
+
+A panel is a line here: a title, its queries with their legends, and a unit. `$model` and `$server`
+are chosen above a dashboard. Queries name metrics of docs/metrics.md and recordings of
+deploy/prometheus/tollgate-rules.yml; tests compare both and ask a live Prometheus.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FOLDER = Path(__file__).parent
+PROMETHEUS = FOLDER.parent / "prometheus"
+WIDTH, HEIGHT = 12, 8
+"""Of a panel, in Grafana's grid of 24 columns."""
+SOURCE = {"type": "prometheus", "uid": "${source}"}
+
+
+class Panel(NamedTuple):
+    """A graph, or one number (`is_stat`). `queries`: legend and expression of each."""
+
+    title: str
+    queries: Sequence[tuple[str, str]]
+    unit: str = "short"
+    text: str = ""
+    is_stat: bool = False
+
+
+class Dashboard(NamedTuple):
+    """A page of panels. `choices`: the variables above it, and the label and metric of each."""
+
+    uid: str
+    title: str
+    panels: Sequence[Panel]
+    choices: Sequence[tuple[str, str]] = ()
+
+
+def rate(metric: str, by: str, *, where: str = "") -> str:
+    return f"sum by ({by}) (rate({metric}{{{where}}}[$__rate_interval]))"
+
+
+def quantile(share: float, metric: str, by: str, *, where: str = "") -> str:
+    labels = f"le, {by}" if by else "le"
+    return f"histogram_quantile({share}, {rate(f'{metric}_bucket', labels, where=where)})"
+
+
+def p50_p99(metric: str, by: str, *, where: str = "") -> list[tuple[str, str]]:
+    legend = f"{{{{{by}}}}}" if by else ""
+    return [
+        (f"{legend} p{round(share * 100)}".strip(), quantile(share, metric, by, where=where))
+        for share in (0.5, 0.99)
+    ]
+
+
+MODEL = 'model=~"$model"'
+SERVER = 'server=~"$server"'
+MODELS = ("model", "tollgate_slo_ttft_seconds")
+SERVERS = ("server", "tollgate_mcp_upstreams")
+GOODPUT = (
+    f'sum by (%s) (rate(tollgate_slo_requests_total{{outcome="met", {MODEL}}}[$__rate_interval]))'
+    f" / sum by (%s) (rate(tollgate_slo_requests_total{{{MODEL}}}[$__rate_interval]))"
+)
+BUDGET_LEFT = (
+    "1 - (sum by (model, lane) "
+    f'(increase(tollgate_slo_requests_total{{outcome!="met", {MODEL}}}[$__range]))'
+    f" / sum by (model, lane) (increase(tollgate_slo_requests_total{{{MODEL}}}[$__range])))"
+    " / on () group_left () (1 - max(tollgate_slo_target_ratio))"
+)
+CACHED = rate("tollgate_tokens_total", "model", where=f'kind="cache_read", {MODEL}')
+CACHED_SHARE = f"{CACHED} / " + rate(
+    "tollgate_tokens_total", "model", where=f'kind!="output", {MODEL}'
+)
+MISSED = rate("tollgate_slo_requests_total", "lane, outcome", where=f'outcome!="met", {MODEL}')
+TTFT_SLO = f"max by (model, lane) (tollgate_slo_ttft_seconds{{{MODEL}}})"
+TPOT_SLO = f"max by (model, lane) (tollgate_slo_tpot_seconds{{{MODEL}}})"
+HITS = rate("tollgate_prefix_cache_hit_tokens", "model", where=MODEL)
+LOOKUPS = rate("tollgate_prefix_cache_query_tokens", "model", where=MODEL)
+LEASED = f"tollgate_kv_cache_leased_blocks{{{MODEL}}} / tollgate_kv_cache_blocks"
+DRAFTED = f"sum by (model) (tollgate_spec_decode_draft_tokens{{{MODEL}}})"
+RIGHT = f"sum by (model) (tollgate_spec_decode_accepted_tokens{{{MODEL}}})"
+SPENT_ON_CALLS = 'sum(rate(tollgate_spend_usd_total{model="mcp"}[$__rate_interval]))'
+DISPUTED = "sum(rate(tollgate_upstream_disputed_tokens_total[$__rate_interval]))"
+
+SLO = Dashboard(
+    "tollgate-slo",
+    "Tollgate: SLO and goodput",
+    [
+        Panel(
+            "Goodput now", [("{{lane}}", GOODPUT % ("lane", "lane"))], "percentunit", is_stat=True
+        ),
+        Panel(
+            "Error budget left in this range",
+            [("{{model}} {{lane}}", BUDGET_LEFT)],
+            "percentunit",
+            "Below zero: more requests missed their objective than the target allows.",
+            is_stat=True,
+        ),
+        Panel(
+            "Goodput by model and lane",
+            [
+                ("{{model}} {{lane}}", GOODPUT % ("model, lane", "model, lane")),
+                ("target", "max(tollgate_slo_target_ratio)"),
+            ],
+            "percentunit",
+            "The share of requests that met time to first token and time per output token.",
+        ),
+        Panel(
+            "What was missed",
+            [
+                (
+                    "{{lane}} {{outcome}}",
+                    MISSED,
+                )
+            ],
+            "reqps",
+        ),
+        Panel(
+            "Burn rate (1: the budget lasts exactly)",
+            [
+                (
+                    "{{model}} {{lane}} 1 h",
+                    "tollgate:slo_miss:ratio_rate1h / on () group_left () tollgate:slo_budget",
+                ),
+                (
+                    "{{model}} {{lane}} 6 h",
+                    "tollgate:slo_miss:ratio_rate6h / on () group_left () tollgate:slo_budget",
+                ),
+            ],
+            text="14.4 over an hour wakes somebody, 6 over six hours is a ticket.",
+        ),
+        Panel(
+            "Time to first token",
+            [
+                *p50_p99("tollgate_time_to_first_token_seconds", "model", where=MODEL),
+                ("{{model}} {{lane}} objective", TTFT_SLO),
+            ],
+            "s",
+        ),
+        Panel(
+            "Time per output token",
+            [
+                *p50_p99("tollgate_time_per_output_token_seconds", "model", where=MODEL),
+                ("{{model}} {{lane}} objective", TPOT_SLO),
+            ],
+            "s",
+        ),
+        Panel(
+            "Queue time",
+            p50_p99("tollgate_request_queue_time_seconds", "model", where=MODEL),
+            "s",
+        ),
+    ],
+    [MODELS],
+)
+ENGINE = Dashboard(
+    "tollgate-engine",
+    "Tollgate: engines",
+    [
+        Panel(
+            "Requests in the batch and queued",
+            [
+                ("{{model}} running", f"max by (model) (tollgate_num_requests_running{{{MODEL}}})"),
+                ("{{model}} waiting", f"max by (model) (tollgate_num_requests_waiting{{{MODEL}}})"),
+            ],
+        ),
+        Panel(
+            "KV cache held",
+            [("{{model}}", f"max by (model) (tollgate_kv_cache_usage_perc{{{MODEL}}})")],
+            "percentunit",
+        ),
+        Panel(
+            "Prefix cache hit rate",
+            [
+                (
+                    "{{model}}",
+                    f"{HITS} / {LOOKUPS}",
+                )
+            ],
+            "percentunit",
+        ),
+        Panel(
+            "Tokens generated",
+            [("{{model}}", rate("tollgate_generation_tokens", "model", where=MODEL))],
+            "ops",
+        ),
+        Panel(
+            "Between two tokens",
+            p50_p99("tollgate_inter_token_latency_seconds", "model", where=MODEL),
+            "s",
+        ),
+        Panel(
+            "Preemptions",
+            [("{{model}}", rate("tollgate_num_preemptions", "model", where=MODEL))],
+            "ops",
+        ),
+        Panel(
+            "Cache leases by outcome",
+            [("{{outcome}}", f"{rate('tollgate_cache_leases_total', 'outcome')} or vector(0)")],
+            "ops",
+            "Granted, then kept; all other outcomes are refunded.",
+        ),
+        Panel(
+            "KV blocks kept by leases",
+            [
+                (
+                    "{{model}}",
+                    f"max by (model) ({LEASED})",
+                )
+            ],
+            "percentunit",
+        ),
+        Panel(
+            "Guessed tokens that were right",
+            [
+                (
+                    "{{model}}",
+                    f"{RIGHT} / ({DRAFTED} > 0 or {DRAFTED} + 1)",
+                )
+            ],
+            "percentunit",
+            "Of all since the engine's start; 0 where nothing is guessed.",
+        ),
+    ],
+    [MODELS],
+)
+GATEWAY = Dashboard(
+    "tollgate-gateway",
+    "Tollgate: gateway",
+    [
+        Panel(
+            "Requests by status",
+            [("{{status}}", rate("tollgate_requests_total", "status"))],
+            "reqps",
+        ),
+        Panel(
+            "Requests by route", [("{{route}}", rate("tollgate_requests_total", "route"))], "reqps"
+        ),
+        Panel(
+            "Requests by model",
+            [("{{model}}", rate("tollgate_requests_total", "model", where=MODEL))],
+            "reqps",
+        ),
+        Panel("Requests under way", [("requests", "sum(tollgate_open_calls)")]),
+        Panel(
+            "Parts that are not as they should be",
+            [
+                (
+                    "{{kind}} {{name}} {{state}}",
+                    'sum by (kind, name, state) (tollgate_components{state!~"ok|unknown"})',
+                )
+            ],
+            text="Workers that find a part in this state; 0 is what you want to see.",
+        ),
+        Panel("Open circuit breakers", [("all", "sum(tollgate_breakers_open) or vector(0)")]),
+        Panel(
+            "Requests at upstreams with a max_concurrency",
+            [
+                (
+                    "{{model}} running",
+                    f"sum by (model) (tollgate_upstream_requests_running{{{MODEL}}})",
+                ),
+                (
+                    "{{model}} waiting",
+                    f"sum by (model) (tollgate_upstream_requests_waiting{{{MODEL}}})",
+                ),
+            ],
+        ),
+        Panel(
+            "Spans sent",
+            [("spans", "sum(rate(tollgate_spans_sent_total[$__rate_interval]))")],
+            "ops",
+            "0 without `[traces]`.",
+        ),
+        Panel(
+            "Telemetry that was lost",
+            [
+                ("log lines", "sum(rate(tollgate_access_lines_dropped_total[$__rate_interval]))"),
+                ("spans", "sum(rate(tollgate_spans_lost_total[$__rate_interval]))"),
+                (
+                    "request rows",
+                    "sum(rate(tollgate_request_rows_dropped_total[$__rate_interval]))",
+                ),
+            ],
+            "ops",
+        ),
+        Panel("Tasks of the event loops", [("tasks", "sum(tollgate_tasks)")]),
+        Panel(
+            "Versions", [("{{version}}", "max by (version) (tollgate_build_info)")], is_stat=True
+        ),
+    ],
+    [MODELS],
+)
+MONEY = Dashboard(
+    "tollgate-money",
+    "Tollgate: tenants and money",
+    [
+        Panel(
+            "Spend an hour",
+            [("{{model}}", f"3600 * {rate('tollgate_spend_usd_total', 'model', where=MODEL)}")],
+            "currencyUSD",
+            "As booked, for trends; who spent it is told by the console and by /v1/usage.",
+        ),
+        Panel(
+            "Tokens by kind",
+            [("{{kind}}", rate("tollgate_tokens_total", "kind", where=MODEL))],
+            "ops",
+        ),
+        Panel(
+            "Share of input from caches",
+            [
+                (
+                    "{{model}}",
+                    CACHED_SHARE,
+                )
+            ],
+            "percentunit",
+        ),
+        Panel(
+            "Refused by limits",
+            [
+                (
+                    "{{scope}} {{kind}}",
+                    f"{rate('tollgate_limit_refusals_total', 'scope, kind')} or vector(0)",
+                )
+            ],
+            "reqps",
+            "Whose limit, and what it counts; money: a cap or a credit is used up.",
+        ),
+        Panel(
+            "Usage that Postgres does not have", [("events", "sum(tollgate_spool_backlog_events)")]
+        ),
+        Panel(
+            "Lag of the books",
+            [
+                ("oldest in the spool", "max(tollgate_spool_lag_seconds)"),
+                ("into the ledger p99", quantile(0.99, "tollgate_ledger_lag_seconds", "")),
+            ],
+            "s",
+        ),
+        Panel("Room for usage on disk", [("free", "min(tollgate_spool_free_bytes)")], "bytes"),
+        Panel(
+            "Records that wait for a person",
+            [
+                ("conflicts", "sum(tollgate_usage_conflicts)"),
+                ("refused", "sum(tollgate_usage_refused)"),
+                ("quarantined", "max(tollgate_spool_quarantined_records)"),
+            ],
+        ),
+        Panel(
+            "Tokens that upstreams claim and nobody pays",
+            [
+                (
+                    "all",
+                    f"{DISPUTED} or vector(0)",
+                )
+            ],
+            "ops",
+        ),
+        Panel(
+            "Webhooks and e-mails",
+            [
+                (
+                    "webhooks {{outcome}}",
+                    f"{rate('tollgate_webhook_attempts_total', 'outcome')} or vector(0)",
+                ),
+                (
+                    "e-mails {{outcome}}",
+                    f"{rate('tollgate_mail_attempts_total', 'outcome')} or vector(0)",
+                ),
+            ],
+            "ops",
+        ),
+    ],
+    [MODELS],
+)
+MCP = Dashboard(
+    "tollgate-mcp",
+    "Tollgate: MCP",
+    [
+        Panel(
+            "Calls by outcome",
+            [
+                (
+                    "{{server}} {{outcome}}",
+                    rate("tollgate_mcp_calls_total", "server, outcome", where=SERVER),
+                )
+            ],
+            "ops",
+        ),
+        Panel(
+            "Time at the server", p50_p99("tollgate_mcp_call_seconds", "server", where=SERVER), "s"
+        ),
+        Panel(
+            "Stopped by the guard",
+            [
+                (
+                    "{{server}} {{finding}}",
+                    rate("tollgate_mcp_guard_findings_total", "server, finding", where=SERVER),
+                )
+            ],
+            "ops",
+            "not_approved: the offer changed; approval_required: a person is asked.",
+        ),
+        Panel(
+            "State of servers, by whom they are asked for",
+            [
+                (
+                    "{{server}} {{state}}",
+                    f"sum by (server, state) (tollgate_mcp_upstreams{{{SERVER}}})",
+                )
+            ],
+        ),
+        Panel(
+            "Spend on calls an hour",
+            [
+                (
+                    "mcp",
+                    f"3600 * {SPENT_ON_CALLS} or vector(0)",
+                )
+            ],
+            "currencyUSD",
+        ),
+        Panel(
+            "Sentences of offers that were compared",
+            [("{{outcome}}", f"{rate('tollgate_mcp_scan_texts_total', 'outcome')} or vector(0)")],
+            "ops",
+        ),
+    ],
+    [SERVERS],
+)
+DASHBOARDS = (SLO, ENGINE, GATEWAY, MONEY, MCP)
+
+
+def to_json(dashboard: Dashboard) -> str:
+    """Return the dashboard as Grafana 9 or later imports it."""
+    return json.dumps(
+        {
+            "uid": dashboard.uid,
+            "title": dashboard.title,
+            "tags": ["tollgate"],
+            "editable": True,
+            "refresh": "30s",
+            "schemaVersion": 38,
+            "time": {"from": "now-6h", "to": "now"},
+            "timezone": "browser",
+            "graphTooltip": 1,
+            "templating": {"list": [_source(), *(_choice(*each) for each in dashboard.choices)]},
+            "panels": [_panel(at, each) for at, each in enumerate(dashboard.panels)],
+        },
+        indent=1,
+    )
+
+
+def _source() -> dict[str, Any]:
+    return {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+
+
+def _choice(label: str, metric: str) -> dict[str, Any]:
+    return {
+        "name": label,
+        "label": label.capitalize(),
+        "type": "query",
+        "datasource": SOURCE,
+        "query": f"label_values({metric}, {label})",
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
+def _panel(at: int, panel: Panel) -> dict[str, Any]:
+    return {
+        "id": at + 1,
+        "title": panel.title,
+        "description": panel.text,
+        "type": "stat" if panel.is_stat else "timeseries",
+        "datasource": SOURCE,
+        "gridPos": {
+            "x": at % 2 * WIDTH,
+            "y": at // 2 * HEIGHT,
+            "w": WIDTH,
+            "h": HEIGHT,
+        },
+        "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
+        "targets": [
+            {
+                "refId": chr(ord("A") + place),
+                "expr": expression,
+                "legendFormat": legend,
+                "datasource": SOURCE,
+                "exemplar": "_bucket" in expression,
+            }
+            for place, (legend, expression) in enumerate(panel.queries)
+        ],
+    }
+
+
+RULE_HEAD = """\
+# tollgate-rules.yml for the Prometheus operator (make fields).
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: tollgate
+  labels:
+    app.kubernetes.io/name: tollgate
+spec:
+"""
+
+
+def to_prometheus_rule(rules: str) -> str:
+    """Return a file of rules as the Prometheus operator takes it."""
+    return RULE_HEAD + textwrap.indent(rules[rules.index("groups:") :], "  ")
+
+
+def main() -> None:
+    for each in DASHBOARDS:
+        (FOLDER / f"{each.uid}.json").write_text(to_json(each) + "\n")
+    rules = (PROMETHEUS / "tollgate-rules.yml").read_text()
+    (PROMETHEUS / "prometheus-rule.yaml").write_text(to_prometheus_rule(rules))
+
+
+if __name__ == "__main__":
+    main()
