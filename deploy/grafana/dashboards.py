@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 FOLDER = Path(__file__).parent
 PROMETHEUS = FOLDER.parent / "prometheus"
 WIDTH, HEIGHT = 12, 8
-"""Of a panel, in Grafana's grid of 24 columns."""
+"""The size of a panel in Grafana's grid of 24 columns."""
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 
 

@@ -604,7 +604,7 @@ class Telemetry:
         lag_s = time.time() - min(each.occurred_at for each in events)
         self.ledger_lag.labels().observe(max(0.0, lag_s))
         for model, pico in (await asyncio.to_thread(spent_by_model, events)).items():
-            label = MCP_MODELS if is_mcp(model) else self.label(model)
+            label = MCP_MODELS if model.startswith(f"{MCP_MODELS}/") else self.label(model)
             self.spend.labels(label).inc(pico / PICO_PER_USD)
 
     def count_tokens(
@@ -685,11 +685,6 @@ def spent_by_model(events: Iterable[UsageEvent]) -> Counted[str]:
             amount = rate(event.quantities, event.attempt.prices).amount_pico
             spent[event.attempt.model] += amount
     return spent
-
-
-def is_mcp(model: str) -> bool:
-    """Tell whether usage is of an MCP server, which is priced as `mcp/SERVER`."""
-    return model.split("/")[0] == MCP_MODELS
 
 
 class _OwnHistograms(Collector):
