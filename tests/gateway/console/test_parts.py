@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import csv
 import io
+import tomllib
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -156,3 +158,12 @@ def test_files_are_named_by_their_content() -> None:
     )
     for forbidden in ("onclick=", ' style="', "javascript:", "hx-on", "| safe", "http://"):
         assert forbidden not in used, forbidden
+
+
+def test_all_files_of_the_pages_are_in_the_wheel() -> None:
+    """A page whose file is missing is an error for everybody who installed it."""
+    project = tomllib.loads(Path("pyproject.toml").read_text())
+    packed = {each.lstrip("*") for each in project["tool"]["setuptools"]["package-data"]["*"]}
+    files = [each for each in assets.FOLDER.parent.rglob("*") if each.is_file()]
+    kinds = {each.suffix for each in files if "__pycache__" not in each.parts} - {".py"}
+    assert kinds <= packed
