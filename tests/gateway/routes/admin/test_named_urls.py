@@ -65,7 +65,7 @@ OURS = {
     *("Client.redirect_uris", "Client.jwks_uri", "Client.jwks"),
     *("IssuerView.issuer", "IssuerView.redirect_uri", "Issuer.issuer"),
     *("WebhookEndpoint.url", "WebhookEndpointOnce.url", "EndpointRecord.url", "LeasedDelivery.url"),
-    *("FirstInvite.url", "CreatedInviteView.url", "PasswordReset.url"),
+    *("FirstInvite.url", "CreatedInviteView.url", "PasswordReset.url", "ShownLink.url"),
     *("MessageBatchObject.results_url", "BatchObject.endpoint", "Batch.endpoint"),
     *(f"ServerMetadata.{name}" for name in ("issuer", "jwks_uri")),
     *(
