@@ -156,6 +156,16 @@ async def test_it_is_a_server_of_tools(api: Api, file: Path) -> None:
         assert api.asked[1].endswith('{"n":"x\\r\\n"}')
 
 
+async def test_the_trace_of_a_call_is_in_its_headers(api: Api, file: Path) -> None:
+    trace = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01", "tracestate": "a=1"}
+    async with asking(of(api, file)) as ask:
+        await ask("tools/call", **get(), _meta={**trace, "baggage": "x", "progressToken": 7})
+        await ask("tools/call", **get())
+    told, untold = api.asked
+    assert all(f"{name}: {value}\r\n" in told for name, value in trace.items())
+    assert "baggage" not in told and "trace" not in untold
+
+
 async def test_an_answer_to_head_has_no_body(api: Api, file: Path) -> None:
     api.says = b"HTTP/1.1 200 OK\r\ncontent-length: 70\r\n\r\n"
     async with asking(of(api, file)) as ask:

@@ -1,4 +1,4 @@
-"""What traces need is looked for before anything starts."""
+"""Traces want their extra and the secret that they name before anything starts."""
 
 from __future__ import annotations
 
