@@ -90,6 +90,14 @@ def select_deliveries(org_id: str, endpoint_id: str, *, state: str | None = None
     return found if state is None else found.where(deliveries.c.state == state)
 
 
+async def count_deliveries(conn: AsyncConnection, *, org_id: str) -> dict[tuple[str, str], int]:
+    """Count deliveries of an org by endpoint and state."""
+    counted = sa.select(deliveries.c.endpoint_id, deliveries.c.state, sa.func.count())
+    counted = counted.where(deliveries.c.org_id == org_id)
+    counted = counted.group_by(deliveries.c.endpoint_id, deliveries.c.state)
+    return {(row[0], row[1]): int(row[2]) for row in await conn.execute(counted)}
+
+
 async def get_delivery(
     conn: AsyncConnection, *, org_id: str, endpoint_id: str, delivery_id: str
 ) -> DeliveryRecord:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, get_args
 
-import sqlalchemy as sa
 from litestar import Response
 
 from gateway.console.tables import Table, TableColumn
@@ -43,12 +42,9 @@ def state_of(endpoint: EndpointRecord) -> tuple[str, str]:
 @page.get()
 async def show(request: ConsoleRequest, made: EndpointOnce | None = None) -> Response[bytes]:
     listed = verbs.select_endpoints(request.org_id, archived=request.value("archived") == "yes")
-    states = sa.select(deliveries.c.endpoint_id, deliveries.c.state, sa.func.count())
-    states = states.where(deliveries.c.org_id == request.org_id)
     async with request.transaction() as conn:
         found = [EndpointRecord(**row._mapping) for row in await conn.execute(listed)]
-        counted = await conn.execute(states.group_by(sa.literal_column("1, 2")))
-        counts = {(row[0], row[1]): int(row[2]) for row in counted}
+        counts = await delivery_verbs.count_deliveries(conn, org_id=request.org_id)
     found.sort(key=lambda endpoint: endpoint.id, reverse=True)
 
     def number(state: str) -> Any:

@@ -182,6 +182,7 @@ def test_keys_of_the_keyboard_lead_and_help(visit: Visit) -> None:
     tab.keyboard.press("?")
     assert "search ids, keys" in tab.get_by_role("dialog").inner_text()
     tab.keyboard.press("Escape")
+    tab.get_by_role("dialog").wait_for(state="hidden")  # the keys that follow are the page's
     tab.keyboard.press("g")
     tab.keyboard.press("k")
     tab.wait_for_url("**/console/keys")
