@@ -214,9 +214,13 @@ LEFT_OUT = {
 }
 """A key is of a user or of a service account, a cap of a project or of a key."""
 OF_MESSAGES = "UPDATE batches SET endpoint = '/v1/messages'"
+PAYS = """WITH people AS (UPDATE users SET role = 'owner', archived_at = NULL)
+    UPDATE api_keys SET scopes = '{inference}', for_console = false, revoked_at = NULL,
+    expires_at = NULL"""
 FIRST = {
     "batches.batches.cancel_message_batch": OF_MESSAGES,
     "batches.batches.delete_message_batch": OF_MESSAGES,
+    "tenancy.keys.console_keys.find_key_to_pay": PAYS,
 }
 """SQL that first gives the rows of both tenants the form that a verb is about."""
 FOREIGN_KEY = "23503"
