@@ -71,12 +71,25 @@ def prometheus(port: int, *features: str) -> Iterator[str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+    url = f"http://127.0.0.1:{own}"
     try:
-        yield f"http://127.0.0.1:{own}"
+        wait_ready(url, process)
+        yield url
     finally:
         process.terminate()
         process.wait(30)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + DATA_TIMEOUT_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "it ended at once"
+        with suppress(httpx.TransportError):
+            if httpx.get(f"{url}/-/ready", timeout=10).status_code == 200:
+                return
+        time.sleep(0.1)
+    raise AssertionError("Prometheus does not get ready")
 
 
 class Traffic:
