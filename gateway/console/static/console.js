@@ -77,7 +77,7 @@ let goes = 0;
 document.addEventListener("keydown", (event) => {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.closest?.("input, textarea, select, [contenteditable], dialog")) return;
-  const going = Date.now() - goes < 1500;
+  const going = Date.now() - goes < 3000;
   goes = 0;
   const found = going
     ? document.querySelector(`.places a[data-letter="${CSS.escape(event.key)}"]`)

@@ -86,10 +86,10 @@ async def show_one(request: ConsoleRequest) -> Response[bytes]:
     table = Table(
         f"Members of {project.name}",
         found,
-        TableColumn("Person", "email", detail=lambda member: member.name),
+        TableColumn("Person", "email", link=lambda member: f"/console/people/{member.user_id}"),
+        TableColumn("Name", "name"),
         TableColumn("Role here", "role"),
         TableColumn("Since", "added_at", kind="time"),
-        TableColumn("Id", "user_id", kind="id"),
     )
     return request.render(
         "project",

@@ -17,7 +17,7 @@ SHOTS = os.environ.get("SHOTS", "")
 LOOKS = (("light", False), ("dark", False), ("light", True))
 OF_README = {"keys": "light", "playground": "dark"}
 """The pages that the README shows, and how."""
-IDS = re.compile(r"[a-z]+_[0-9a-f]{32}")
+IDS = re.compile(r"[a-z_]+[-_][0-9a-f]{32}")
 
 
 @pytest.mark.skipif(not SHOTS, reason="`make shots` makes pictures")
