@@ -11,10 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from litestar.datastructures import State
 
 from billing.spool.spool import Spool
 from gateway import logs
 from gateway.app import worker
+from gateway.routes.asgi.request_metrics import ACCESS_LOG
 from gateway.settings.load import SavedSettings, load
 from tests.billing.samples import an_event
 
@@ -25,7 +27,7 @@ class Application:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.monkeypatch = folder, monkeypatch
         self.drained = 0
-        self.state = SimpleNamespace(begin_drain=self.begin_drain, services=None)
+        self.state = State({"begin_drain": self.begin_drain, ACCESS_LOG: None})
 
     def begin_drain(self) -> None:
         self.drained += 1
@@ -34,7 +36,7 @@ class Application:
         assert scope["type"] == "lifespan"
         await receive()
         spool = await Spool.open(self.folder)
-        self.state.services = SimpleNamespace(spool=spool, configuration=None)
+        self.state.services = SimpleNamespace(spool=spool, configuration=None, telemetry=None)
         await send({"type": "lifespan.startup.complete"})
         self.monkeypatch.setattr(os, "fdatasync", fail)
         await asyncio.gather(spool.close(an_event()), return_exceptions=True)
