@@ -246,3 +246,31 @@ async def payments_of(conn: AsyncConnection, *, org_id: str, invoice_id: str) ->
     own = invoice_payments.c
     found = select_payments(org_id, invoice_id).order_by(own.created_at, own.id)
     return [to_payment(row) for row in await conn.execute(found)]
+
+
+class SettlementEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A payment of an invoice, or a credit note. `kind`: the method of a payment, or
+    `credit_note`; `words`: its reference, or the note's number and reason."""
+
+    kind: str
+    words: str
+    amount_coins: int
+    created_at: datetime
+
+
+async def entries_of(
+    conn: AsyncConnection, *, org_id: str, invoice_id: str
+) -> list[SettlementEntry]:
+    """Return the payments and credit notes of an invoice, the newest first."""
+    paid, note = invoice_payments.c, credit_notes.c
+    payments = sa.select(
+        paid.method.label("kind"), paid.reference.label("words"), paid.amount_coins, paid.created_at
+    ).where(paid.org_id == org_id, paid.invoice_id == invoice_id)
+    notes = sa.select(
+        sa.literal("credit_note"),
+        note.number + sa.literal(": ") + note.reason,
+        note.total_coins,
+        note.created_at,
+    ).where(note.org_id == org_id, note.invoice_id == invoice_id)
+    found = payments.union_all(notes).order_by(sa.desc("created_at"))
+    return [read_struct(SettlementEntry, row) for row in await conn.execute(found)]

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.calendar import Period
 from billing.errors import NoInvoice
 from billing.invoices.lines.charges import Kind
-from billing.invoices.states import DRAFT, Amounts, State, settled_state
+from billing.invoices.states import DRAFT, OPEN, Amounts, State, settled_state
 from billing.invoices.tables import (
     credit_notes,
     invoice_counters,
@@ -173,6 +173,69 @@ async def amounts_of(conn: AsyncConnection, invoice: Invoice) -> Amounts:
     ]
     credited, settled = (await conn.execute(sa.select(*totals))).one()
     return Amounts(total=invoice.total_coins, credited=int(credited), settled=int(settled))
+
+
+def _sum_of(amount: sa.Column[Any]) -> sa.ScalarSelect[Any]:
+    """Return the sum of a column of credit notes or payments, over those of an invoice."""
+    found = sa.select(sa.func.coalesce(sa.func.sum(amount), 0))
+    return found.where(amount.table.c.invoice_id == invoices.c.id).scalar_subquery()
+
+
+CREDITED = _sum_of(credit_notes.c.total_coins)
+SETTLED = _sum_of(invoice_payments.c.amount_coins)
+
+
+def with_amounts(org_id: str, *, state: State | None = None) -> sa.Select[Any]:
+    """Select an org's invoices with what was credited and settled of each, for `to_amounts`.
+    `state`: None: those in any."""
+    found = sa.select(invoices, CREDITED.label("credited"), SETTLED.label("settled"))
+    found = found.where(invoices.c.org_id == org_id)
+    return found if state is None else found.where(invoices.c.state == state)
+
+
+async def get_with_amounts(
+    conn: AsyncConnection, *, org_id: str, invoice_id: str
+) -> tuple[Invoice, Amounts | None]:
+    """Return an invoice and its amounts; None of a draft. Raises: NoInvoice."""
+    found = with_amounts(org_id).where(invoices.c.id == invoice_id)
+    row = (await conn.execute(found)).one_or_none()
+    if row is None:
+        raise NoInvoice("invoice_id", f"no invoice {invoice_id!r}")
+    return to_invoice(row), to_amounts(row)
+
+
+class OpenInvoices(msgspec.Struct, frozen=True, kw_only=True):
+    """The invoices of one currency that are left to pay."""
+
+    currency: str
+    number: int
+    due_coins: int
+    num_late: int
+    oldest_due_at: datetime
+
+
+def open_invoices_of(org_id: str, now: datetime) -> sa.Select[Any]:
+    """Select what is left to pay of an org's invoices, by currency, for `OpenInvoices`."""
+    own = invoices.c
+    late = sa.func.count().filter(own.due_at <= now)
+    found = sa.select(
+        own.currency,
+        sa.func.count().label("number"),
+        sa.func.sum(own.total_coins - CREDITED - SETTLED).label("due_coins"),
+        late.label("num_late"),
+        sa.func.min(own.due_at).label("oldest_due_at"),
+    )
+    found = found.where(own.org_id == org_id, own.state.in_(sorted(OPEN)))
+    return found.group_by(own.currency).order_by(own.currency)
+
+
+def to_amounts(row: sa.Row[Any]) -> Amounts | None:
+    """Return the amounts of a row of `with_amounts`; None of a draft."""
+    if row.state == DRAFT:
+        return None
+    amounts = (row.total_coins, row.credited, row.settled)
+    total, credited, settled = map(int, amounts)
+    return Amounts(total=total, credited=credited, settled=settled)
 
 
 async def pay(conn: AsyncConnection, org_id: str, payment: Payment) -> None:

@@ -49,7 +49,7 @@ def _amount(component: Component, pico: int | None) -> str:
     return "none" if pico is None else format_price(component, pico)
 
 
-def format_price(component: Component, pico: int) -> str:
+def format_price(component: str, pico: int) -> str:
     """Format a price as books have it: USD per million tokens, or per call."""
     if component in CALLS:
         return f"{Decimal(pico).scaleb(-12):f}"

@@ -26,11 +26,24 @@ import msgspec
 from billing.money import format_usd
 
 Kind = Literal[
-    "text", "code", "id", "count", "usd", "percent", "ms", "bytes", "time", "moment", "bar", "tag"
+    "text",
+    "code",
+    "figure",
+    "id",
+    "count",
+    "usd",
+    "percent",
+    "ms",
+    "bytes",
+    "time",
+    "moment",
+    "bar",
+    "tag",
 ]
-"""How a value is shown. `time`: how long ago; `moment`: absolute; `bar`: 0 to 1, of a limit; `tag`:
-a word, or a pair of it and one of TONES."""
-FIGURES = ("count", "usd", "percent", "ms", "bytes")
+"""How a value is shown. `figure`: a text that is one, such as an amount of any currency; `time`:
+how long ago; `moment`: absolute; `bar`: 0 to 1, of a limit; `tag`: a word, or a pair of it and one
+of TONES."""
+FIGURES = ("figure", "count", "usd", "percent", "ms", "bytes")
 """They stand on the right."""
 TONES = ("ok", "wait", "err", "plain")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -5,7 +5,7 @@ An archived project is for ever: it is shown, and nothing in it can be used or c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -104,6 +104,15 @@ def keeps_nothing(org_id: sa.Column[str], project_id: sa.Column[str]) -> sa.Colu
         projects.c.id == project_id,
         sa.or_(projects.c.zero_retention, projects.c.archived_at.is_not(None)),
     )
+
+
+async def names_of_projects(
+    conn: AsyncConnection, *, org_id: str, project_ids: Collection[str]
+) -> dict[str, str]:
+    """Return the names of projects, archived ones too, by id; those that are none are left out."""
+    found = sa.select(projects.c.id, projects.c.name).where(projects.c.org_id == org_id)
+    rows = await conn.execute(found.where(projects.c.id.in_(project_ids)))
+    return {row.id: row.name for row in rows}
 
 
 def select_projects(org_id: str, *, archived: bool = False) -> sa.Select[Any]:

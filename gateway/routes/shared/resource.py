@@ -34,7 +34,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -91,6 +91,23 @@ def org_of(principal: Principal, asked: str | None) -> tuple[str, str | None]:
     if not may(principal, OPERATOR):
         raise NotAllowed("org_id", "only an operator names an organization")
     return asked, principal.org_id
+
+
+class ActingRequest(Protocol):
+    """Somebody who administers an organization: by the API, or on a page of the console."""
+
+    @property
+    def org_id(self) -> str: ...
+    @property
+    def user(self) -> Principal: ...
+    @property
+    def actor(self) -> Actor: ...
+    @property
+    def services(self) -> Services: ...
+    @property
+    def system_db(self) -> AsyncEngine: ...
+    @property
+    def redis(self) -> Redis: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from gateway.tenancy.projects import create_project
 from gateway.tenancy.tables import api_keys
 from gateway.webhooks.endpoints import create_endpoint, select_endpoints
 from gateway.webhooks.tables import deliveries, endpoints
+from tests.gateway.console.billing_seeds import invoice_addresses, sow_billing
 from tests.gateway.console.server import ConsoleServer, Organization
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'{{7*7}}${7*7} =cmd|' /C"
@@ -173,12 +174,17 @@ def audit_addresses(server: ConsoleServer, org: Organization) -> list[str]:
     return [f"/console/audit/{server.call(last)}"]
 
 
+async def billing(server: ConsoleServer) -> None:
+    await sow_billing(server, HOSTILE, MANY)
+
+
 PASSWORD_OF_URL = "a-password-that-nobody-is-shown"
 SEEDS: list[Callable[[ConsoleServer], Awaitable[None]]] = [
-    *(keys, projects, budgets, webhooks, stored_settings),
+    *(keys, projects, budgets, webhooks, stored_settings, billing),
 ]
 ADDRESSES: list[Callable[[ConsoleServer, Organization], list[str]]] = [
     *(things, endpoint_addresses, audit_addresses),
+    lambda _, org: invoice_addresses(org),
 ]
 """Each returns addresses below /console that are looked at beside those of all pages."""
 

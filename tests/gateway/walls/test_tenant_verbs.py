@@ -186,6 +186,7 @@ VALUES: dict[str, object] = {
     "peppers": Peppers(SECRET, "test"),
     "plan": None,
     "projects": [],
+    "project_ids": [id_of("projects")],
     "redirect_uri": "https://taken.example/over",
     "resources": (),
     "pin_changes": (),

@@ -33,7 +33,7 @@ from gateway.ids import uuid7
 from gateway.routes.admin.billing.invoices import invoices, viewed
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.problem import MEDIA_TYPE, Problem
-from gateway.routes.shared.resource import AdminRequest, AdminResource, read_rows
+from gateway.routes.shared.resource import ActingRequest, AdminRequest, AdminResource, read_rows
 from gateway.tenancy.changes import announce_suspensions
 from gateway.tenancy.orgs import get_org
 from gateway.wire.admin.billing.billing_account import (
@@ -76,7 +76,7 @@ fx_rates = AdminResource[RateView](
 
 
 async def noted(
-    conn: AsyncConnection, request: AdminRequest, action: str, target: str, after: Any
+    conn: AsyncConnection, request: ActingRequest, action: str, target: str, after: Any
 ) -> None:
     """Record the change in both logs: the org's and the operator's."""
     await record_for_both(
@@ -138,14 +138,72 @@ async def rates(request: AdminRequest, query: RatesQuery) -> tuple[list[RateView
     return [to_rate_view(to_rate(row)) for row in rows], more
 
 
-@invoices.act("/finalize", "Make a draft final at once, as it counts by now", conditional=False)
-async def make_final(request: AdminRequest) -> InvoiceView:
+async def finalize_invoice(request: ActingRequest, invoice_id: str) -> Invoice:
+    """Make a draft final. Raises: NoInvoice, InvoicingConflict."""
+
     async def on_final(conn: AsyncConnection, final: Invoice) -> None:
         await noted(conn, request, "invoice.finalized", final.id, await viewed(conn, final))
 
-    final = await finalize(
-        request.system_db, **request.where, now=datetime.now(UTC), on_final=on_final
+    return await finalize(
+        request.system_db,
+        org_id=request.org_id,
+        invoice_id=invoice_id,
+        now=datetime.now(UTC),
+        on_final=on_final,
     )
+
+
+async def take_payment(request: ActingRequest, invoice_id: str, wanted: NewPayment) -> PaymentView:
+    """Record a payment. Raises: NoInvoice, InvoicingConflict, BadInvoicing."""
+    where: dict[str, Any] = {"org_id": request.org_id, "invoice_id": invoice_id}
+    async with request.system_db.begin() as conn:
+        found = await get_invoice(conn, **where)
+        made = await record_payment(
+            conn,
+            **where,
+            payment_id=f"payment_{uuid7().hex}",
+            amount_coins=coins_of("amount", wanted.amount, found.currency),
+            reference=wanted.reference,
+            now=datetime.now(UTC),
+        )
+        view = to_payment_view(made, found.currency)
+        await noted(conn, request, "payment.created", made.id, view)
+    if found.state in SUSPENDING:
+        await announce_suspensions(request.redis)
+    return view
+
+
+async def take_back(
+    request: ActingRequest, invoice_id: str, wanted: NewCreditNote
+) -> CreditNoteView:
+    """Issue a credit note. Raises: NoInvoice, InvoicingConflict, BadInvoicing."""
+    where: dict[str, Any] = {"org_id": request.org_id, "invoice_id": invoice_id}
+    async with request.system_db.begin() as conn:
+        found = await get_invoice(conn, **where)
+        taken = None
+        if wanted.lines is not None:
+            taken = {
+                line: coins_of("lines", amount, found.currency)
+                for line, amount in wanted.lines.items()
+            }
+        made = await issue_credit_note(
+            conn,
+            **where,
+            note_id=f"cn_{uuid7().hex}",
+            reason=wanted.reason,
+            lines=taken,
+            now=datetime.now(UTC),
+        )
+        view = to_note_view(made, found.currency)
+        await noted(conn, request, "credit_note.created", made.id, view)
+    if found.state in SUSPENDING:
+        await announce_suspensions(request.redis)
+    return view
+
+
+@invoices.act("/finalize", "Make a draft final at once, as it counts by now", conditional=False)
+async def make_final(request: AdminRequest) -> InvoiceView:
+    final = await finalize_invoice(request, request.id)
     async with request.system_db.connect() as conn:
         return await viewed(conn, final)
 
@@ -159,21 +217,7 @@ async def make_final(request: AdminRequest) -> InvoiceView:
     conditional=False,
 )
 async def new_payment(request: AdminRequest, wanted: NewPayment) -> PaymentView:
-    async with request.system_db.begin() as conn:
-        found = await get_invoice(conn, **request.where)
-        made = await record_payment(
-            conn,
-            **request.where,
-            payment_id=f"payment_{uuid7().hex}",
-            amount_coins=coins_of("amount", wanted.amount, found.currency),
-            reference=wanted.reference,
-            now=datetime.now(UTC),
-        )
-        view = to_payment_view(made, found.currency)
-        await noted(conn, request, "payment.created", made.id, view)
-    if found.state in SUSPENDING:
-        await announce_suspensions(request.redis)
-    return view
+    return await take_payment(request, request.id, wanted)
 
 
 @invoices.act(
@@ -185,27 +229,7 @@ async def new_payment(request: AdminRequest, wanted: NewPayment) -> PaymentView:
     conditional=False,
 )
 async def new_credit_note(request: AdminRequest, wanted: NewCreditNote) -> CreditNoteView:
-    async with request.system_db.begin() as conn:
-        found = await get_invoice(conn, **request.where)
-        taken = None
-        if wanted.lines is not None:
-            taken = {
-                line: coins_of("lines", amount, found.currency)
-                for line, amount in wanted.lines.items()
-            }
-        made = await issue_credit_note(
-            conn,
-            **request.where,
-            note_id=f"cn_{uuid7().hex}",
-            reason=wanted.reason,
-            lines=taken,
-            now=datetime.now(UTC),
-        )
-        view = to_note_view(made, found.currency)
-        await noted(conn, request, "credit_note.created", made.id, view)
-    if found.state in SUSPENDING:
-        await announce_suspensions(request.redis)
-    return view
+    return await take_back(request, request.id, wanted)
 
 
 def coins_of(field: str, amount: str, currency: str) -> int:

@@ -20,7 +20,7 @@ from gateway.inference.services import GenerationServices
 from gateway.limits.spending import counter_of
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.problem import MEDIA_TYPE, Problem
-from gateway.routes.shared.resource import AdminRequest, AdminResource
+from gateway.routes.shared.resource import ActingRequest, AdminRequest, AdminResource
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.money.credits import create_credit, get_credit, take_back_credit
 from gateway.tenancy.orgs import get_org
@@ -65,7 +65,7 @@ def refuse_unknown(models: Sequence[str], generation: GenerationServices) -> Non
             raise InvalidField(f"models[{index}]", "no model that is served or priced is named so")
 
 
-def tell(request: AdminRequest, org_id: str) -> None:
+def tell(request: ActingRequest, org_id: str) -> None:
     """Announce that an org's credit has changed, and so what it may be leased."""
     counter = counter_of("org", org_id, "total", 0).key(org_id)
     request.services.generation.limiter.funds.has_changed((org_id, counter))
@@ -76,6 +76,11 @@ def tell(request: AdminRequest, org_id: str) -> None:
     "Credit an organization with what it has paid in advance", NewCredit
 )
 async def create(request: AdminRequest, wanted: NewCredit) -> Credit:
+    return await give_credit(request, wanted)
+
+
+async def give_credit(request: ActingRequest, wanted: NewCredit) -> Credit:
+    """Credit an organization, as an operator. Raises: InvalidField, NotFound."""
     refuse_unknown(wanted.models or (), request.services.generation)
     values = asdict(wanted)
     amount_usd, expires_at = values.pop("amount_usd"), values.pop("expires_at")

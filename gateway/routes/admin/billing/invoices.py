@@ -23,10 +23,11 @@ from billing.invoices.invoice import (
     amounts_of,
     get_invoice,
     get_line,
-    invoices_of,
     lines_of,
+    to_amounts,
     to_invoice,
     to_line,
+    with_amounts,
 )
 from billing.invoices.states import DRAFT
 from gateway.request_errors import BadField
@@ -89,8 +90,8 @@ async def viewed(conn: AsyncConnection, invoice: Invoice) -> InvoiceView:
 @invoices.page("List the invoices of an organization", OrgPageQuery)
 async def list_(request: AdminRequest, query: OrgPageQuery) -> tuple[list[InvoiceView], bool]:
     async with request.reading() as conn:
-        rows, more = await read_rows(conn, invoices_of(request.org_id), query)
-        return [await viewed(conn, to_invoice(row)) for row in rows], more
+        rows, more = await read_rows(conn, with_amounts(request.org_id), query)
+    return [to_view(to_invoice(row), to_amounts(row)) for row in rows], more
 
 
 @invoices.get("One invoice")

@@ -13,12 +13,19 @@ import msgspec
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.corrections.rerating import Rerating, apply, plan, reratings_of, to_rerating
+from billing.corrections.rerating import (
+    Rerating,
+    ReratingPlan,
+    apply,
+    plan,
+    reratings_of,
+    to_rerating,
+)
 from gateway.limits.recounts import recounting
 from gateway.routes.admin.billing.billing_account import noted
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.problem import MEDIA_TYPE, Problem
-from gateway.routes.shared.resource import AdminRequest, AdminResource
+from gateway.routes.shared.resource import ActingRequest, AdminRequest, AdminResource
 from gateway.tenancy.errors import ChangeNotAnnounced
 from gateway.tenancy.orgs import get_org
 from gateway.wire.admin.billing.reratings import (
@@ -57,11 +64,7 @@ reratings = AdminResource[ReratingView](
     said={404: {MEDIA_TYPE: Problem}, 409: {MEDIA_TYPE: Problem}},
 )
 async def preview(request: AdminRequest, query: PreviewQuery) -> PreviewView:
-    async with request.system_db.connect() as conn:
-        await get_org(conn, request.org_id)
-    span, book = to_span(query, request.org_id), request.services.generation.price_book
-    shown = await plan(request.system_db, span, book, max_events=MAX_EVENTS)
-    return await asyncio.to_thread(to_preview, shown)
+    return await asyncio.to_thread(to_preview, await plan_of(request, query))
 
 
 @reratings.create(
@@ -70,13 +73,29 @@ async def preview(request: AdminRequest, query: PreviewQuery) -> PreviewView:
     status=200,
 )
 async def create(request: AdminRequest, wanted: NewRerating) -> ReratingView:
+    return await asyncio.to_thread(to_view, await apply_plan(request, wanted))
+
+
+async def plan_of(request: ActingRequest, query: PreviewQuery) -> ReratingPlan:
+    """Return what it would change to price a period anew. Raises: NotFound, BadInvoicing,
+    InvoicingConflict."""
+    async with request.system_db.connect() as conn:
+        await get_org(conn, request.org_id)
+    span, book = to_span(query, request.org_id), request.services.generation.price_book
+    return await plan(request.system_db, span, book, max_events=MAX_EVENTS)
+
+
+async def apply_plan(request: ActingRequest, wanted: NewRerating) -> Rerating:
+    """Price a period anew as it was shown, or a bounded part of it. Raises: as `plan_of`, and
+    ChangeNotAnnounced."""
+
     async def note(conn: AsyncConnection, begun: Rerating) -> None:
         view = to_view(msgspec.structs.replace(begun, lines=[]))
         await noted(conn, request, "rerating.created", begun.id, view)
 
     try:
         async with recounting(request.system_db, request.redis) as announce:
-            done = await apply(
+            return await apply(
                 request.system_db,
                 to_span(wanted, request.org_id),
                 request.services.generation.price_book,
@@ -88,7 +107,6 @@ async def create(request: AdminRequest, wanted: NewRerating) -> ReratingView:
             )
     except RedisError as error:
         raise ChangeNotAnnounced("redis", "counters do not know what was spent") from error
-    return await asyncio.to_thread(to_view, done)
 
 
 list_ = reratings.list_all(

@@ -26,7 +26,7 @@ from gateway.installation.merge import KINDS, ChangeCheck, Kind, StoredSetting
 from gateway.installation.price_changes import take_up_prices
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.pages import page_of
-from gateway.routes.shared.resource import AdminRequest, AdminResource
+from gateway.routes.shared.resource import ActingRequest, AdminRequest, AdminResource
 from gateway.settings.changes import public
 from gateway.settings.file import (
     NAME_PATTERN,
@@ -37,6 +37,7 @@ from gateway.settings.file import (
     WrittenReplica,
 )
 from gateway.settings.load import LANES, MAX_SECRET_BYTES
+from gateway.tenancy.changes import unchecked
 from gateway.tenancy.errors import InvalidField, ReadOnly
 from gateway.wire.shared.page_query import PageQuery
 from gateway.wire.shared.resource import view_of
@@ -152,13 +153,19 @@ def to_home(home: HomeState, number: int) -> HomeView:
 class StoredChange:
     """One change: its transaction, and what it alters in the settings in force."""
 
-    def __init__(self, request: AdminRequest, query: ChangeQuery, kind: Kind) -> None:
-        """Raises: ReadOnly."""
+    def __init__(
+        self,
+        request: ActingRequest,
+        query: ChangeQuery,
+        kind: Kind,
+        check: Callable[[Any], None] = unchecked,
+    ) -> None:
+        """`check`: of the view that is changed, for If-Match. Raises: ReadOnly."""
         self._is_of_prices = kind == "price_book"
         configuration = request.services.configuration
         if configuration is None:
             raise ReadOnly("settings", "this gateway takes up no other settings")
-        self._request, self._query = request, query
+        self._request, self._query, self._check_view = request, query, check
         self.merger = configuration.merger
         self._change_check = ChangeCheck(configuration.settings, self.merger)
         self._settings = configuration.settings
@@ -188,7 +195,7 @@ class StoredChange:
 
     def check(self, item: StoredSetting) -> None:
         """Raises: PreconditionFailed."""
-        self._request.check(to_view(item))
+        self._check_view(to_view(item))
 
     def view(self, item: StoredSetting) -> StoredSettingView:
         lines = self._change_check.lines if self._lines is None else self._lines
@@ -276,7 +283,7 @@ def routes_of(
     async def create(
         request: AdminRequest, query: ChangeQuery, wanted: NewSetting
     ) -> StoredSettingView:
-        change = StoredChange(request, query, kind)
+        change = StoredChange(request, query, kind, request.check)
         async with change.transaction() as conn:
             made = await verbs.create_item(conn, change.made(kind, wanted), **change.arguments)
         return change.view(made)
@@ -284,7 +291,7 @@ def routes_of(
     async def replace(
         request: AdminRequest, query: ChangeQuery, wanted: SettingContent
     ) -> StoredSettingView:
-        change, name = StoredChange(request, query, kind), name_of(request)
+        change, name = StoredChange(request, query, kind, request.check), name_of(request)
         async with change.transaction() as conn:
             made = await verbs.replace_item(
                 conn,
@@ -297,7 +304,7 @@ def routes_of(
         return change.view(made)
 
     async def remove(request: AdminRequest, query: ChangeQuery) -> StoredSettingView:
-        change, name = StoredChange(request, query, kind), name_of(request)
+        change, name = StoredChange(request, query, kind, request.check), name_of(request)
         async with change.transaction() as conn:
             gone = await verbs.remove_item(conn, kind, name, check=change.check, **change.arguments)
         return change.view(gone)

@@ -26,6 +26,7 @@ from gateway.auth.federation.issuers import MAX_ISSUERS_PER_ORG
 from gateway.auth.tables import signing_keys
 from gateway.ids import uuid7
 from gateway.routes.shared.idempotency import PREFIXES
+from gateway.webhooks.tables import mails
 from gateway.wire.organization.usage import NOT_SOLD
 from tests.billing.invoices.billed import tokens
 from tests.billing.samples import an_attempt, an_event
@@ -106,6 +107,21 @@ async def add_disputed(maker: Maker, _path: str) -> None:
     disputed = DisputedUsage("big/0", 1, 0)
     event = an_event(an_attempt(str(uuid7()), org=maker.org_id), disputed=disputed)
     await ingest(maker.world.db, [event])
+
+
+async def add_mail(maker: Maker, _path: str) -> None:
+    row = {
+        "id": f"mail_{uuid7().hex}",
+        "org_id": maker.org_id,
+        "user_id": await maker.user(),
+        "event_id": maker.name(),
+        "event_type": "credits.low",
+        "body": "{}",
+        "state": "dead",
+        "expires_at": datetime.now(UTC),
+    }
+    async with maker.world.db.begin() as conn:
+        await conn.execute(sa.insert(mails).values(**row))
 
 
 async def add_admin_key(maker: Maker, _path: str) -> None:
@@ -258,6 +274,7 @@ HERE = f"{ORG}/projects/{{project_id}}"
 LISTS: dict[str, Fill] = {
     f"{ADMIN}/alerts": add_alert,
     f"{ADMIN}/disputed-usage": add_disputed,
+    f"{ADMIN}/mail-deliveries": add_mail,
     f"{ADMIN}/invoices/{{invoice_id}}/credits": nothing,
     f"{ADMIN}/invoices/{{invoice_id}}/lines": add_line,
     f"{ADMIN}/invoices/{{invoice_id}}/lines/{{line_id}}/hours": add_hour,

@@ -1,0 +1,1 @@
+"""The pages below /console/billing: invoices, credits, prices, re-ratings."""
