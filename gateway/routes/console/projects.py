@@ -18,7 +18,7 @@ from gateway.tenancy.projects import Project
 ROLES = (("member", "member"), ("owner", "owner: also adds people, keys and budgets"))
 NO_PLAN = ("", "none: only its organization's limits")
 
-page = ConsolePage(name="projects", title="Projects and members", letter="p")
+page = ConsolePage(name="projects", title="Projects and members", letter="j")
 
 
 @page.get()

@@ -47,6 +47,8 @@ class PageEntry:
     def __post_init__(self) -> None:
         assert self.needs in SCOPES, f"{self.needs}: nothing confers it"
         assert self.name not in PAGES, f"{self.name}: there are two"
+        taken = {page.letter for page in PAGES.values()} - {""}
+        assert self.letter not in taken, f"g {self.letter} leads to another page"
         PAGES[self.name] = self
 
     @property
