@@ -222,6 +222,7 @@ FIRST = {
     "batches.batches.cancel_message_batch": OF_MESSAGES,
     "batches.batches.delete_message_batch": OF_MESSAGES,
     "tenancy.keys.console_keys.find_key_to_pay": PAYS,
+    "tenancy.keys.console_keys.list_keys_to_pay": PAYS,
 }
 """SQL that first gives the rows of both tenants the form that a verb is about."""
 FOREIGN_KEY = "23503"
