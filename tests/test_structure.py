@@ -252,3 +252,11 @@ def test_classes_are_named_by_nouns() -> None:
 def test_the_rules_are_about_this_tree() -> None:
     assert all((ROOT / folder).is_dir() for folder in FULL_FOLDERS)
     assert all(name in modules() for name in (*OF_THE_ENGINE, *FILES_BY_RECIPE))
+
+
+def test_each_migration_follows_one_and_is_followed_by_one() -> None:
+    """Two that were written side by side have another number each."""
+    texts = [path.read_text() for path in (ROOT / "migrations" / "versions").glob("0*.py")]
+    for name in ("revision", "down_revision"):
+        found = [each for text in texts for each in re.findall(rf'^{name} = "(\d+)"$', text, re.M)]
+        assert len(found) == len(set(found)) >= len(texts) - 1, sorted(found)[-3:]
