@@ -21,6 +21,7 @@ FILES = {
     "charts.js": "text/javascript",
     "passkeys.js": "text/javascript",
     "playground.js": "text/javascript",
+    "approvals.js": "text/javascript",
     "icon.svg": "image/svg+xml",
     "vendor/htmx.min.js": "text/javascript",
     "vendor/uPlot.iife.min.js": "text/javascript",

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gateway.console import assets, formats, tables
+from gateway.console import assets, formats, hidden, tables
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -49,6 +49,7 @@ def templates() -> Environment:
         for name in ("usd", "exact_usd", "count", "percent", "ms", "size", "short_id", "duration")
     }
     made.filters["raw"] = tables.raw
+    made.filters |= {"visible": hidden.visible, "marked": hidden.marked}
     return made
 
 

@@ -14,7 +14,7 @@ from gateway.audit.log import Actor, record
 from gateway.credential_forms import CREDENTIAL
 from gateway.mcp.tables import pins
 from gateway.tenancy.errors import InvalidField, NotFound
-from mcp_bridge.pinning import ApprovedPins, Change, Key, Pin
+from mcp_bridge.pinning import ApprovedPins, Change, Key, Kind, Pin
 
 MAX_PINS = 50_000
 """One org may have at most this many approved things."""
@@ -28,6 +28,29 @@ async def read_pins(conn: AsyncConnection, *, org_id: str, server: str) -> Appro
         Pin(row.kind, row.name, row.digest, bytes(row.body)) for row in await conn.execute(asked)
     ]
     return ApprovedPins({pin.key: pin for pin in found})
+
+
+def select_pins(org_id: str, server: str) -> sa.Select[Any]:
+    """Select what is approved of a server, without its bytes."""
+    columns = (pins.c.kind, pins.c.name, pins.c.digest, pins.c.approved_at)
+    return sa.select(*columns).where(pins.c.org_id == org_id, pins.c.server == server)
+
+
+async def find_pin(
+    conn: AsyncConnection, *, org_id: str, server: str, kind: Kind, name: str
+) -> Pin | None:
+    """Return one thing as it was approved; None: it is not."""
+    own = (pins.c.org_id == org_id, pins.c.server == server)
+    asked = sa.select(pins).where(*own, pins.c.kind == kind, pins.c.name == name)
+    row = (await conn.execute(asked)).one_or_none()
+    return None if row is None else Pin(row.kind, row.name, row.digest, bytes(row.body))
+
+
+async def count_pins(conn: AsyncConnection, *, org_id: str) -> dict[str, int]:
+    """Return how much is approved, by server."""
+    counted = sa.select(pins.c.server, sa.func.count()).where(pins.c.org_id == org_id)
+    found = await conn.execute(counted.group_by(pins.c.server))
+    return {row.server: int(row[1]) for row in found}
 
 
 async def approve_changes(

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.audit.log import Actor
 from gateway.db import tenant
 from gateway.mcp.known import ChangeFeed, announce
-from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
+from gateway.mcp.pins import approve_changes, count_pins, read_pins, revoke_pins
 from gateway.tenancy.changes import EVERYTHING
 from gateway.tenancy.errors import Conflict, InvalidField, NotFound
 from mcp_bridge.errors import BridgeError
@@ -128,10 +128,11 @@ class PinsAdmin:
     async def known(self, org_id: str) -> list[ServerOffer]:
         """Return all servers by name, without asking any of them."""
         async with tenant(self._db, org_id) as conn:
-            return [
-                ServerOffer(each, len((await read_pins(conn, org_id=org_id, server=name)).pins))
-                for name, each in sorted(self.of_org(org_id).items())
-            ]
+            counts = await count_pins(conn, org_id=org_id)
+        return [
+            ServerOffer(each, counts.get(name, 0))
+            for name, each in sorted(self.of_org(org_id).items())
+        ]
 
     async def see(self, org_id: str, server: str, *, again: bool = False) -> ServerOffer:
         """Return what a server offers. `again`: who saw it a moment ago sees the same. Raises:

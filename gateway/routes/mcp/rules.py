@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 from litestar import Response
 
+from gateway.mcp.admin import decisions
 from gateway.mcp.approvals import PostgresApprovals, select_approvals, to_approval
 from gateway.mcp.tables import approvals as table
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.conditional import tagged
 from gateway.routes.shared.resource import AdminRequest, AdminResource
-from gateway.tenancy.errors import Conflict, NotAllowed, NotFound
+from gateway.tenancy.errors import NotFound
 from gateway.wire.admin.mcp_rules import (
     McpApproval,
     McpApprovalArguments,
@@ -28,8 +29,7 @@ from gateway.wire.admin.mcp_rules import (
 )
 from gateway.wire.shared.resource import view_of
 from mcp_bridge.caller import Caller
-from mcp_bridge.errors import ApprovalRefused
-from mcp_bridge.trust.approvals import Approval, Approvals, Outcome, decided, expired
+from mcp_bridge.trust.approvals import Approval, expired
 
 
 def to_view(approval: Approval) -> McpApproval:
@@ -119,28 +119,9 @@ async def deny(request: AdminRequest) -> Approval:
 
 
 async def decide(request: AdminRequest, *, yes: bool) -> Approval:
-    """Raises: NotFound, NotAllowed (who asks does not answer), Conflict, PreconditionFailed."""
-    principal = request.user
-    store = PostgresApprovals(request.db, request.actor)
-
-    def step(before: Approval, now_s: float) -> Outcome:
-        request.check(before)
-        own = Caller.of(before.call.caller).client in (principal.key_id, principal.client_id)
-        by = before.call.caller if own else principal.key_id
-        return decided(before, approve=yes, by=by, now_s=now_s)
-
-    moves = Approvals(store, now_s=time.time, new_id=str, new_nonce=str)
-    try:
-        found = await moves.move(principal.org_id, request.id, step)
-    except ApprovalRefused as error:
-        raise Conflict("approval_id", str(error)) from None
-    if found == "unknown":
-        raise NotFound("approval_id", f"no approval {request.id}")
-    if found == "own_request":
-        raise NotAllowed("approval_id", "who asks for a call cannot approve it")
-    if isinstance(found, str) or found.state == "expired":
-        raise Conflict("approval_id", "it was answered already, or its time is over")
-    return found
+    return await decisions.decide(
+        request.db, request.user, request.id, yes=yes, actor=request.actor, check=request.check
+    )
 
 
 @rules.get("The rules for calls of MCP servers")

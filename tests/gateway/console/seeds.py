@@ -24,6 +24,7 @@ from gateway.tenancy.projects import create_project
 from gateway.tenancy.tables import api_keys
 from gateway.webhooks.endpoints import create_endpoint, select_endpoints
 from gateway.webhooks.tables import deliveries, endpoints
+from tests.gateway.console import mcp_seeds
 from tests.gateway.console.billing_seeds import invoice_addresses, sow_billing
 from tests.gateway.console.server import ConsoleServer, Organization
 
@@ -180,10 +181,10 @@ async def billing(server: ConsoleServer) -> None:
 
 PASSWORD_OF_URL = "a-password-that-nobody-is-shown"
 SEEDS: list[Callable[[ConsoleServer], Awaitable[None]]] = [
-    *(keys, projects, budgets, webhooks, stored_settings, billing),
+    *(keys, projects, budgets, webhooks, stored_settings, billing, mcp_seeds.sow),
 ]
 ADDRESSES: list[Callable[[ConsoleServer, Organization], list[str]]] = [
-    *(things, endpoint_addresses, audit_addresses),
+    *(things, endpoint_addresses, audit_addresses, mcp_seeds.addresses),
     lambda _, org: invoice_addresses(org),
 ]
 """Each returns addresses below /console that are looked at beside those of all pages."""

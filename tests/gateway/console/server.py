@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,6 +53,8 @@ class ConsoleServer:
 
     def __init__(self, url: str, app: Litestar, loop: asyncio.AbstractEventLoop) -> None:
         self.url, self.app, self._loop = url, app, loop
+        self.stack = ExitStack()
+        """Ends what a seed began, with the server."""
         self.little: Organization
         self.much: Organization
 
@@ -93,6 +95,7 @@ def serving(
     made: list[Any] = []
     port = free_port()
     stopping: list[uvicorn.Server] = []
+    begun: list[ExitStack] = []
 
     async def live() -> None:
         url = f"http://127.0.0.1:{port}"
@@ -105,6 +108,7 @@ def serving(
         async with live_app(home, postgres_url, store_url, None, public_url=url) as app:
             server = ConsoleServer(url, app, asyncio.get_running_loop())
             await people(server, postgres_url)
+            begun.append(server.stack)
             await seed(server)
             config = uvicorn.Config(
                 app, host="127.0.0.1", port=port, log_level="warning", lifespan="off", ws="none"
@@ -136,6 +140,8 @@ def serving(
         for each in stopping:
             each.should_exit = True
         thread.join(60)
+        for stack in begun:
+            stack.close()
 
 
 def wait_for(url: str) -> None:

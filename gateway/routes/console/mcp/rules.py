@@ -1,0 +1,219 @@
+"""Shows /console/mcp/rules: the rules for calls of tools, and what they say of one that is tried;
+adds, replaces and removes rules."""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+from litestar import Response
+
+from billing.money import PICO_PER_USD, format_usd
+from gateway.console.hidden import visible
+from gateway.console.tables import Column, Table
+from gateway.mcp.admin.rule_trials import Trial, approved_annotations, try_call
+from gateway.mcp.admin.rule_warnings import warnings_of
+from gateway.mcp.known import announce
+from gateway.mcp.rules import read_rules, replace_rules
+from gateway.routes.console.frame.page import ConsolePage
+from gateway.routes.console.frame.request import ROWS, ConsoleRequest
+from gateway.tenancy.errors import Conflict, InvalidField, NotFound
+from gateway.wire.admin.mcp_rules import McpRule
+from mcp_bridge.caller import Caller
+from mcp_bridge.trust.call_records import Rules
+from mcp_bridge.trust.policy import HINTS, ToolRule
+from mcp_bridge.trust.read_permit import to_call
+
+page = ConsolePage(name="mcp/rules", title="Rules", below="mcp")
+TONES = {"allow": "ok", "ask": "wait", "deny": "err"}
+REASONS = {
+    "granted": "A rule grants it, and none asks or denies.",
+    "asked": "A rule asks a person first.",
+    "denied": "A rule denies it; a deny wins over all others.",
+    "not_granted": "No rule grants it at some level: of the organization, or of the project or key "
+    "where that has grants of its own.",
+    "tainted": "Its caller has heard a server that taints, and the tool may have side effects.",
+    "rate": "A rule's bound on calls is reached.",
+    "budget": "A rule's budget is spent.",
+}
+WORDS = {
+    "elsewhere": "is of another project or key",
+    "other_tools": "is about other tools",
+    "no": "its condition does not hold",
+    "unknown": "its condition cannot be evaluated: it counts as the stricter answer",
+    "matches": "matches",
+}
+SILENT = ("elsewhere", "other_tools")
+MAX_ARGUMENTS = 16 * 1024
+
+
+@page.get()
+async def show(request: ConsoleRequest) -> Response[bytes]:
+    service = request.services.mcp
+    servers = [] if service is None else sorted(service.pins.of_org(request.org_id))
+    async with request.transaction() as conn:
+        rules = await read_rules(conn, org_id=request.org_id)
+        trial = await tried(request, conn, rules, servers) if request.value("tool") else None
+    after = request.query.get("after", "")
+    shown = [each for each in rules.rules if each.id > after]
+    table = Table(
+        "Rules for calls",
+        shown[:ROWS],
+        Column("Rule", lambda rule: visible(rule.id)),
+        Column("Says", lambda rule: (rule.effect, TONES[rule.effect]), kind="tag"),
+        Column("Of", of_whom),
+        Column("Tools", lambda rule: visible(", ".join(rule.tools))),
+        Column("That", hints_of),
+        Column("When", lambda rule: visible(rule.when) or None),
+        Column("Answers", lambda rule: rule.decider if rule.effect == "ask" else None),
+        Column("Bounds", bounds_of),
+    )
+    return request.render(
+        "mcp/rules",
+        table=table,
+        more=shown[ROWS - 1].id if len(shown) > ROWS else None,
+        version=rules.version,
+        servers=servers,
+        trial=trial,
+        silent=() if trial is None else [one for one in trial.words if one.word in SILENT],
+        tones=TONES,
+        reasons=REASONS,
+        words=WORDS,
+        hints=[("", "any"), *((each, each) for each in HINTS)],
+    )
+
+
+def of_whom(rule: ToolRule) -> str:
+    return "all" if rule.level == "org" else f"{rule.level} {visible(rule.of)}"
+
+
+def hints_of(rule: ToolRule) -> str | None:
+    found = [f"{hint} {str(is_so).lower()}" for hint, is_so in rule.annotations.items()]
+    return ", ".join(found) or None
+
+
+def bounds_of(rule: ToolRule) -> str | None:
+    found = []
+    if rule.rate is not None:
+        found.append(f"{rule.rate.calls} calls in {rule.rate.window_s} s")
+    if rule.budget is not None:
+        found.append(f"${format_usd(rule.budget.amount_pico)} in {rule.budget.window_s} s")
+    return ", ".join(found) or None
+
+
+async def tried(request: ConsoleRequest, conn: Any, rules: Rules, servers: list[str]) -> Trial:
+    """Raises: InvalidField, BadField."""
+    server, tool = request.value("server", known=servers), request.value("tool")
+    arguments = read_arguments(request.query.get("arguments", ""))
+    annotations = await approved_annotations(conn, request.org_id, server, tool)
+    caller = Caller(
+        org_id=request.org_id,
+        project_id=request.value("project"),
+        subject="",
+        client=request.value("key"),
+    )
+    call = to_call(caller, server, "tool", tool, arguments=arguments, annotations=annotations or {})
+    tainted = (server or "a server",) if request.value("tainted") else ()
+    return try_call(rules, call, is_approved=annotations is not None, tainted_by=tainted)
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    """Raises: InvalidField."""
+    if not text.strip():
+        return {}
+    if len(text) > MAX_ARGUMENTS:
+        raise InvalidField("arguments", f"longer than {MAX_ARGUMENTS} characters")
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        raise InvalidField("arguments", 'no JSON object, such as {"path": "/tmp"}') from None
+
+
+@page.post("/set", needs="admin:mcp", again=show)
+async def set_rule(request: ConsoleRequest) -> Response[bytes]:
+    """Add a rule, or put it in the place of the one of its name."""
+    wanted = read_rule(request)
+    return await replace(request, [wanted], gone=wanted.id, text=f"The rule {wanted.id} holds")
+
+
+@page.post("/remove", needs="admin:mcp", again=show)
+async def remove(request: ConsoleRequest) -> Response[bytes]:
+    gone = request.form.get("id", "")
+    return await replace(request, [], gone=gone, text=f"The rule {gone} is gone")
+
+
+async def replace(
+    request: ConsoleRequest, added: list[ToolRule], *, gone: str, text: str
+) -> Response[bytes]:
+    """Raises: Conflict, NotFound, InvalidField."""
+    service = request.services.mcp
+
+    def check(before: Rules) -> None:
+        if before.version != request.form.get("version"):
+            raise Conflict("version", "somebody else changed the rules: look at them again")
+
+    async with request.transaction() as conn:
+        before = await read_rules(conn, org_id=request.org_id)
+        kept = [each for each in before.rules if each.id != gone and each.id != "default"]
+        if not added and len(kept) == len(before.rules):
+            raise NotFound("id", "there is no such rule")
+        rules = [*kept, *added]
+        await replace_rules(
+            conn, org_id=request.org_id, rules=rules, actor=request.actor, check=check
+        )
+        servers = () if service is None else service.pins.of_org(request.org_id)
+        warnings = await warnings_of(conn, org_id=request.org_id, rules=added, servers=servers)
+    await announce(request.redis, request.org_id)
+    words = "; ".join([f"{text}, for every worker within a second", *warnings])
+    return request.done(f"{visible(words)}.", tone="wait" if warnings else "ok")
+
+
+def read_rule(request: ConsoleRequest) -> ToolRule:
+    """Raises: InvalidField."""
+    form = {name: value.strip() for name, value in request.form.items()}
+    tools = [each for each in form.get("tools", "").replace(",", "\n").split() if each]
+    hint = form.get("hint", "")
+    written: dict[str, Any] = {
+        "id": form.get("id", ""),
+        "effect": form.get("effect", ""),
+        "level": form.get("level", "org"),
+        "of": form.get("of", ""),
+        "tools": tools or ["*"],
+        "annotations": {hint: form.get("hint_is") != "false"} if hint else {},
+        "when": form.get("when", ""),
+    }
+    if form.get("effect") == "ask":
+        written["decider"] = form.get("decider", "administrator")
+    window = whole("window_s", form.get("window_s") or "60")
+    if form.get("calls"):
+        written["rate"] = {"calls": whole("calls", form["calls"]), "window_s": window}
+    if form.get("usd"):
+        written["budget"] = {"amount_pico": pico(form["usd"]), "window_s": window}
+    try:
+        rule = msgspec.convert(written, McpRule)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at ")
+        raise InvalidField(path.strip("`$.").partition("[")[0] or "id", message) from None
+    return msgspec.convert(msgspec.to_builtins(rule), ToolRule)
+
+
+def whole(field: str, text: str) -> int:
+    """Raises: InvalidField."""
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise InvalidField(field, "give a whole number")
+    return int(text)
+
+
+def pico(text: str) -> int:
+    """Raises: InvalidField."""
+    try:
+        found = Decimal(text) * PICO_PER_USD
+        if not 0 <= found <= 10**18 or found != int(found):
+            raise InvalidOperation
+    except InvalidOperation:
+        raise InvalidField("usd", "give an amount in USD, such as 2.50") from None
+    return int(found)
+
+
+routes = page.routes
