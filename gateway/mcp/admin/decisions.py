@@ -14,9 +14,8 @@ from gateway.audit.log import Actor
 from gateway.mcp.approvals import PostgresApprovals, to_approval
 from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.tables import approvals as table
-from gateway.principal import Principal
 from gateway.tenancy.errors import Conflict, NotAllowed, NotFound
-from gateway.tenancy.pages import Cursor, read_page
+from gateway.tenancy.pages import FIRST, Cursor, read_page
 from mcp_bridge.caller import Caller
 from mcp_bridge.errors import ApprovalRefused
 from mcp_bridge.trust.approvals import Approval, Approvals, ApprovalState, Outcome, decided, expired
@@ -44,26 +43,29 @@ class AskedCall(msgspec.Struct, frozen=True, kw_only=True):
 
 async def decide(
     db: AsyncEngine,
-    principal: Principal,
-    approval_id: str,
     *,
+    org_id: str,
+    approval_id: str,
     yes: bool,
+    by: str,
+    client: str | None,
     actor: Actor,
     check: Callable[[Approval], None] = lambda _: None,
 ) -> Approval:
-    """Say yes or no to a call. `check`: raises for one that is not as it was seen. Raises:
-    NotFound, NotAllowed (who asks does not answer), Conflict, whatever `check` raises."""
+    """Say yes or no to a call. `by`: the key or user who does; `client`: the OAuth client that they
+    use. `check`: raises for a call that is not as it was seen. Raises: NotFound, NotAllowed (who
+    asks does not answer), Conflict, whatever `check` raises."""
     store = PostgresApprovals(db, actor)
 
     def step(before: Approval, now_s: float) -> Outcome:
         check(before)
-        own = Caller.of(before.call.caller).client in (principal.key_id, principal.client_id)
-        by = before.call.caller if own else principal.key_id
-        return decided(before, approve=yes, by=by, now_s=now_s)
+        own = Caller.of(before.call.caller).client in (by, client)
+        answerer = before.call.caller if own else by
+        return decided(before, approve=yes, by=answerer, now_s=now_s)
 
     moves = Approvals(store, now_s=time.time, new_id=str, new_nonce=str)
     try:
-        found = await moves.move(principal.org_id, approval_id, step)
+        found = await moves.move(org_id, approval_id, step)
     except ApprovalRefused as error:
         raise Conflict("approval_id", str(error)) from None
     if found == "unknown":
@@ -77,10 +79,11 @@ async def decide(
 
 async def read_asked(
     conn: AsyncConnection,
+    *,
     org_id: str,
-    state: ApprovalState | None,
-    cursor: Cursor,
-    shown: CallArguments | None,
+    state: ApprovalState | None = None,
+    cursor: Cursor = FIRST,
+    shown: CallArguments | None = None,
 ) -> tuple[list[AskedCall], bool]:
     """Return a page of the calls that a person was asked about, and whether there are more. `state`
     pending: those alone that can still be answered. `shown`: opens arguments; None: they are not
@@ -107,7 +110,7 @@ def to_asked(row: Any, now_s: float, shown: CallArguments | None) -> AskedCall:
     )
 
 
-async def count_waiting(conn: AsyncConnection, org_id: str) -> int:
+async def count_waiting(conn: AsyncConnection, *, org_id: str) -> int:
     """Return how many calls wait for a person now."""
     counted = sa.select(sa.func.count()).where(
         table.c.org_id == org_id,

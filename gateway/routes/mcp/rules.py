@@ -120,7 +120,14 @@ async def deny(request: AdminRequest) -> Approval:
 
 async def decide(request: AdminRequest, *, yes: bool) -> Approval:
     return await decisions.decide(
-        request.db, request.user, request.id, yes=yes, actor=request.actor, check=request.check
+        request.db,
+        org_id=request.user.org_id,
+        approval_id=request.id,
+        yes=yes,
+        by=request.user.key_id,
+        client=request.user.client_id,
+        actor=request.actor,
+        check=request.check,
     )
 
 

@@ -168,7 +168,7 @@ async def call(server: ConsoleServer, org: Organization, count: int) -> None:
 def addresses(server: ConsoleServer, org: Organization) -> list[str]:
     """Return the pages about one server, and the queries of those about all."""
     name = "files" if org is server.little else "many"
-    key = quote('["tool","write_file"]' if org is server.little else '["tool","tool_0001"]')
+    key = quote('["launch",""]' if org is server.little else '["tool","tool_0001"]')
     return [
         f"/console/mcp/servers/{name}",
         f"/console/mcp/servers/{name}/pin?key={key}",

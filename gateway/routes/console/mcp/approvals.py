@@ -10,7 +10,7 @@ import msgspec
 from litestar import Response
 
 from gateway.console.hidden import visible
-from gateway.console.tables import Column, Table
+from gateway.console.tables import Table, TableColumn
 from gateway.mcp.admin.call_log import names_of
 from gateway.mcp.admin.decisions import AskedCall, decide, read_asked
 from gateway.routes.console.frame.page import ConsolePage
@@ -35,10 +35,10 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
     async with request.transaction() as conn:
         asked, more = await read_asked(
             conn,
-            request.org_id,
-            None if state == "all" else state,
-            request.cursor("asc" if state == "pending" else "desc"),
-            request.services.asked_arguments if decides else None,
+            org_id=request.org_id,
+            state=None if state == "all" else state,
+            cursor=request.cursor("asc" if state == "pending" else "desc"),
+            shown=request.services.asked_arguments if decides else None,
         )
         ids = [
             each
@@ -53,16 +53,16 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
     table = Table(
         "Calls that a person was asked about",
         asked,
-        Column("State", lambda one: (one.approval.state, TONES[one.approval.state]), kind="tag"),
-        Column("Server", lambda one: one.approval.call.server),
-        Column("Tool", lambda one: visible(one.approval.tool)),
-        Column("By", lambda one: named(one.caller.client)),
-        Column("For", lambda one: named(one.caller.subject)),
-        Column("Project", lambda one: named(one.caller.project_id)),
-        Column("Asked", lambda one: one.approval.requested_at_s, kind="time"),
-        Column("Until", lambda one: one.approval.expires_at_s, kind="time"),
-        Column("Answered by", lambda one: named(one.approval.decided_by) or None),
-        Column("Id", "id", kind="id"),
+        TableColumn("State", state_of, kind="tag"),
+        TableColumn("Server", lambda one: one.approval.call.server),
+        TableColumn("Tool", lambda one: visible(one.approval.tool)),
+        TableColumn("By", lambda one: named(one.caller.client)),
+        TableColumn("For", lambda one: named(one.caller.subject)),
+        TableColumn("Project", lambda one: named(one.caller.project_id)),
+        TableColumn("Asked", lambda one: one.approval.requested_at_s, kind="time"),
+        TableColumn("Until", lambda one: one.approval.expires_at_s, kind="time"),
+        TableColumn("Answered by", lambda one: named(one.approval.decided_by) or None),
+        TableColumn("Id", "id", kind="id"),
     )
     return request.render(
         "mcp/approvals",
@@ -75,6 +75,10 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         arguments_of=arguments_of,
         decides=decides,
     )
+
+
+def state_of(asked: AskedCall) -> tuple[str, str]:
+    return asked.approval.state, TONES[asked.approval.state]
 
 
 def arguments_of(asked: AskedCall) -> str | None:
@@ -97,7 +101,13 @@ async def deny(request: ConsoleRequest) -> Response[bytes]:
 
 async def answer(request: ConsoleRequest, *, yes: bool) -> Response[bytes]:
     made = await decide(
-        request.db, request.user, request.ids["approval_id"], yes=yes, actor=request.actor
+        request.db,
+        org_id=request.user.org_id,
+        approval_id=request.ids["approval_id"],
+        yes=yes,
+        by=request.user.key_id,
+        client=request.user.client_id,
+        actor=request.actor,
     )
     call = f"{made.call.server} {visible(made.tool)}"
     if yes:

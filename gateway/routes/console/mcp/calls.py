@@ -8,7 +8,7 @@ import time
 from litestar import Response
 
 from gateway.console.hidden import visible
-from gateway.console.tables import Column, Table
+from gateway.console.tables import Table, TableColumn
 from gateway.mcp.admin.call_log import KINDS, LoggedCall, names_of, read_calls
 from gateway.mcp.calls import lift, lifting, taints_of
 from gateway.routes.console.frame.page import ConsolePage
@@ -44,20 +44,20 @@ async def show_calls(request: ConsoleRequest) -> Response[bytes]:
     table = Table(
         "Calls",
         found,
-        Column("When", "occurred_at", kind="time"),
-        Column("What", "kind"),
-        Column("Server", lambda one: visible(one.server)),
-        Column("Tool or name", lambda one: visible(one.name)),
-        Column("Outcome", outcome_of, kind="tag"),
-        Column(
+        TableColumn("When", "occurred_at", kind="time"),
+        TableColumn("What", "kind"),
+        TableColumn("Server", lambda one: visible(one.server)),
+        TableColumn("Tool or name", lambda one: visible(one.name)),
+        TableColumn("Outcome", outcome_of, kind="tag"),
+        TableColumn(
             "By",
             lambda one: named(one.client_id),
             link=lambda one: request.address(client=one.client_id),
         ),
-        Column("For", lambda one: named(one.subject_id)),
-        Column("Project", lambda one: named(one.project_id)),
-        Column("Rules", lambda one: visible(", ".join(map(str, one.about.get("rules", ()))))),
-        Column("Call", lambda one: one.about.get("call_id"), kind="id"),
+        TableColumn("For", lambda one: named(one.subject_id)),
+        TableColumn("Project", lambda one: named(one.project_id)),
+        TableColumn("Rules", lambda one: visible(", ".join(map(str, one.about.get("rules", ()))))),
+        TableColumn("Call", lambda one: one.about.get("call_id"), kind="id"),
     )
     service = request.services.mcp
     return request.render(
@@ -99,12 +99,12 @@ async def show_taints(request: ConsoleRequest) -> Response[bytes]:
     table = Table(
         "Tainted callers",
         found,
-        Column("Key or client", lambda one: named(one.caller.client)),
-        Column("For", lambda one: named(one.caller.subject)),
-        Column("Project", lambda one: named(one.caller.project_id)),
-        Column("By what they heard of", lambda one: ", ".join(one.servers)),
-        Column("Until", "until_s", kind="time"),
-        Column("Id", lambda one: one.caller.client, kind="id"),
+        TableColumn("Key or client", lambda one: named(one.caller.client)),
+        TableColumn("For", lambda one: named(one.caller.subject)),
+        TableColumn("Project", lambda one: named(one.caller.project_id)),
+        TableColumn("By what they heard of", lambda one: ", ".join(one.servers)),
+        TableColumn("Until", "until_s", kind="time"),
+        TableColumn("Id", lambda one: one.caller.client, kind="id"),
     )
     own = (request.user.key_id, request.user.client_id)
     last = first + ROWS

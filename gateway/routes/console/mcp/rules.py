@@ -11,7 +11,7 @@ from litestar import Response
 
 from billing.money import PICO_PER_USD, format_usd
 from gateway.console.hidden import visible
-from gateway.console.tables import Column, Table
+from gateway.console.tables import Table, TableColumn
 from gateway.mcp.admin.rule_trials import Trial, approved_annotations, try_call
 from gateway.mcp.admin.rule_warnings import warnings_of
 from gateway.mcp.known import announce
@@ -60,14 +60,14 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
     table = Table(
         "Rules for calls",
         shown[:ROWS],
-        Column("Rule", lambda rule: visible(rule.id)),
-        Column("Says", lambda rule: (rule.effect, TONES[rule.effect]), kind="tag"),
-        Column("Of", of_whom),
-        Column("Tools", lambda rule: visible(", ".join(rule.tools))),
-        Column("That", hints_of),
-        Column("When", lambda rule: visible(rule.when) or None),
-        Column("Answers", lambda rule: rule.decider if rule.effect == "ask" else None),
-        Column("Bounds", bounds_of),
+        TableColumn("Rule", lambda rule: visible(rule.id)),
+        TableColumn("Says", lambda rule: (rule.effect, TONES[rule.effect]), kind="tag"),
+        TableColumn("Of", of_whom),
+        TableColumn("Tools", lambda rule: visible(", ".join(rule.tools))),
+        TableColumn("That", hints_of),
+        TableColumn("When", lambda rule: visible(rule.when) or None),
+        TableColumn("Answers", lambda rule: rule.decider if rule.effect == "ask" else None),
+        TableColumn("Bounds", bounds_of),
     )
     return request.render(
         "mcp/rules",

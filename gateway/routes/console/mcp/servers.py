@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from litestar import Response
 
 from gateway.console.hidden import visible
-from gateway.console.tables import Column, Table
+from gateway.console.tables import Table, TableColumn
 from gateway.mcp.admin.decisions import count_waiting
 from gateway.mcp.pins import find_pin, select_pins
 from gateway.mcp.service.service import configured
@@ -47,7 +47,7 @@ CHOICE = "choice-"
 async def badge(request: ConsoleRequest) -> int:
     """Return how many calls wait for a person."""
     async with request.transaction() as conn:
-        return await count_waiting(conn, request.org_id)
+        return await count_waiting(conn, org_id=request.org_id)
 
 
 page = ConsolePage(name="mcp", title="MCP", letter="m", badge=badge)
@@ -66,14 +66,14 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
     table = Table(
         "MCP servers",
         sorted((to_server(each, health) for each in found), key=what_matters),
-        Column("Server", "name", link=lambda row: path_of(row.name)),
-        Column("Offer", lambda row: STATES[row.state], kind="tag"),
-        Column("Approved", "approved", kind="count"),
-        Column("Health", health_of, kind="tag", detail=failure_of),
-        Column("Last answer", lambda row: row.health and row.health.last_answer_at, kind="time"),
-        Column("Kind", "transport"),
-        Column("Address", lambda row: visible(address_of(configs[row.name]))),
-        Column("Taints", lambda row: "yes" if configs[row.name].taints else None),
+        TableColumn("Server", "name", link=lambda row: path_of(row.name)),
+        TableColumn("Offer", lambda row: STATES[row.state], kind="tag"),
+        TableColumn("Approved", "approved", kind="count"),
+        TableColumn("Health", health_of, kind="tag", detail=failure_of),
+        TableColumn("Last answer", answered_at, kind="time"),
+        TableColumn("Kind", "transport"),
+        TableColumn("Address", lambda row: visible(address_of(configs[row.name]))),
+        TableColumn("Taints", lambda row: "yes" if configs[row.name].taints else None),
     )
     return request.render("mcp/servers", table=table)
 
@@ -86,6 +86,10 @@ def what_matters(server: McpServer) -> tuple[bool, bool, str]:
 
 def health_of(server: McpServer) -> tuple[str, str]:
     return ("not asked yet", "plain") if server.health is None else HEALTH[server.health.state]
+
+
+def answered_at(server: McpServer) -> int | None:
+    return None if server.health is None else server.health.last_answer_at
 
 
 def failure_of(server: McpServer) -> str | None:
@@ -115,14 +119,14 @@ async def show_server(request: ConsoleRequest) -> Response[bytes]:
     table = Table(
         "Approved",
         rows[:ROWS],
-        Column("Kind", lambda row: row.kind.replace("_", " ")),
-        Column(
+        TableColumn("Kind", lambda row: row.kind.replace("_", " ")),
+        TableColumn(
             "Name",
             lambda row: visible(row.name) or title_of(row.kind),
             link=lambda row: f"{path_of(config.name)}/pin?key={quote(text_of(row.kind, row.name))}",
         ),
-        Column("Digest", "digest", kind="id"),
-        Column("Approved", "approved_at", kind="time"),
+        TableColumn("Digest", "digest", kind="id"),
+        TableColumn("Approved", "approved_at", kind="time"),
     )
     service = configured(request.services.mcp)
     found = [one for one in service.health(request.org_id) if one.upstream == config.name]
