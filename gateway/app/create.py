@@ -277,6 +277,7 @@ def begin_drain(services: Services, timeout_s: float) -> None:
     served as all others are, and a worker that gives way to another one makes nobody think that the
     gateway leaves."""
     asyncio.get_running_loop().call_later(LAST_REQUEST_S, services.readiness.begin_drain)
+    services.live_tail.leave()
     services.batches.leave()
     services.responses.background.leave()
     if services.mcp is not None:

@@ -22,6 +22,7 @@ FILES = {
     "passkeys.js": "text/javascript",
     "playground.js": "text/javascript",
     "approvals.js": "text/javascript",
+    "requests.js": "text/javascript",
     "icon.svg": "image/svg+xml",
     "vendor/htmx.min.js": "text/javascript",
     "vendor/uPlot.iife.min.js": "text/javascript",

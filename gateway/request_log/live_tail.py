@@ -46,6 +46,7 @@ class Watcher:
         self.org = org
         self._unread: deque[FoundRequest] = deque(maxlen=MAX_UNREAD)
         self._has_some = asyncio.Event()
+        self.has_ended = False
         self.num_skipped = 0
         """Those that came too fast to be read."""
 
@@ -54,10 +55,20 @@ class Watcher:
         self._unread.append(request)
         self._has_some.set()
 
-    async def read(self) -> Sequence[FoundRequest]:
-        """Wait for requests and return them, the oldest first."""
-        await self._has_some.wait()
-        self._has_some.clear()
+    def end(self) -> None:
+        """Let who waits go: this worker leaves."""
+        self.has_ended = True
+        self._has_some.set()
+
+    async def read(self, timeout_s: float | None = None) -> Sequence[FoundRequest]:
+        """Wait for requests and return them, the oldest first; none after the time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._has_some.wait()
+        except TimeoutError:
+            return ()
+        if not self.has_ended:
+            self._has_some.clear()
         found = [*self._unread]
         self._unread.clear()
         return found
@@ -109,8 +120,13 @@ class LiveTail:
                 await self._periodic.close()
                 self._follow()  # somebody may have come meanwhile
 
+    def leave(self) -> None:
+        """Let all who watch go, so that this worker can leave."""
+        for watcher in self._watchers:
+            watcher.end()
+
     async def close(self) -> None:
-        self._watchers.clear()
+        self.leave()
         await self._periodic.close()
 
     def _follow(self) -> None:

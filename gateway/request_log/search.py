@@ -7,7 +7,7 @@ take more: then the page has what it found, and says how far back it looked.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
@@ -235,6 +235,19 @@ async def find_landed(
     named = {"orgs": [*orgs], "back_s": back_s, "limit": limit}
     rows = (await conn.execute(_SINCE, named)).mappings()
     return [(row["org"], _to_request(row)) for row in rows]
+
+
+_ALL_NAMES = sa.text("""
+    SELECT id, name FROM projects WHERE org_id = :org AND id = ANY (CAST(:ids AS text[]))
+    UNION ALL
+    SELECT id, name FROM api_keys WHERE org_id = :org AND id = ANY (CAST(:ids AS text[]))
+""")
+
+
+async def find_names(conn: AsyncConnection, org: str, ids: Iterable[str]) -> Mapping[str, str]:
+    """Return the names of projects and keys, by their ids."""
+    found = await conn.execute(_ALL_NAMES, {"org": org, "ids": sorted(ids)})
+    return {row.id: row.name for row in found}
 
 
 def _to_request(row: Any) -> FoundRequest:

@@ -96,7 +96,7 @@ function draw(figure) {
         stroke: seriesColour(series[at].name),
         fill: bars ? seriesColour(series[at].name) : undefined,
         width: bars ? 0 : series[at].name === "p99" ? 1 : 2,
-        points: { show: !bars && times.length < 2 },
+        points: { show: !bars && series[at].values.some((value, place, all) => value != null && all[place - 1] == null && all[place + 1] == null) },
         paths: bars ? uPlot.paths.bars({ size: [0.86, 64], align: 1 }) : uPlot.paths.linear(),
         value: (_, __, ___, place) => show(place == null ? null : series[at].values[place]),
         spanGaps: false,

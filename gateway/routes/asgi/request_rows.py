@@ -19,7 +19,8 @@ from gateway.telemetry.metrics import UNKNOWN_MODEL
 from gateway.telemetry.request_meter import RequestMeter
 from gateway.wire.surfaces import RESPONSES, SURFACES
 
-ROUTES = frozenset({*SURFACES, RESPONSES, MESSAGES})
+PLAYGROUND = "/console/playground/completions"
+ROUTES = frozenset({*SURFACES, RESPONSES, MESSAGES, PLAYGROUND})
 """The templates of the routes that ask a model."""
 REQUEST_PREFIX = "req_"
 MAX_STAGES = 64

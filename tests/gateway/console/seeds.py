@@ -27,6 +27,7 @@ from gateway.webhooks.tables import deliveries, endpoints
 from tests.gateway.console import mcp_seeds
 from tests.gateway.console.billing_seeds import invoice_addresses, sow_billing
 from tests.gateway.console.server import ConsoleServer, Organization
+from tests.gateway.request_log.console_seeds import addresses_of_requests, make_requests
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'{{7*7}}${7*7} =cmd|' /C"
 """A name that attacks whoever shows it unescaped."""
@@ -182,9 +183,10 @@ async def billing(server: ConsoleServer) -> None:
 PASSWORD_OF_URL = "a-password-that-nobody-is-shown"
 SEEDS: list[Callable[[ConsoleServer], Awaitable[None]]] = [
     *(keys, projects, budgets, webhooks, stored_settings, billing, mcp_seeds.sow),
+    make_requests,
 ]
 ADDRESSES: list[Callable[[ConsoleServer, Organization], list[str]]] = [
-    *(things, endpoint_addresses, audit_addresses, mcp_seeds.addresses),
+    *(things, endpoint_addresses, audit_addresses, mcp_seeds.addresses, addresses_of_requests),
     lambda _, org: invoice_addresses(org),
 ]
 """Each returns addresses below /console that are looked at beside those of all pages."""

@@ -1,0 +1,343 @@
+"""Shows /console/requests: requests by what they were, as they come, and one of them whole: where
+its time went, what it used, why the cache stopped, what it cost and how that is booked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, get_args
+
+import msgspec
+from litestar import Response
+from litestar.response import Stream
+
+from billing.errors import MoneyError
+from billing.money import usd
+from billing.pricing.rating import price_of, rate
+from billing.reports.request_record import RequestRecord, find_record
+from foundation import sse
+from gateway.console.tables import Table, TableColumn
+from gateway.principal import SCOPE_USAGE_READ
+from gateway.request_errors import BadField
+from gateway.request_log.live_tail import TooManyWatchers
+from gateway.request_log.search import (
+    FoundRequest,
+    Outcome,
+    Search,
+    find_request,
+    find_requests,
+    read_id,
+    time_of,
+)
+from gateway.routes.console.frame.page import ConsolePage
+from gateway.routes.console.frame.request import ConsoleRequest
+from gateway.routes.console.overview import LANES
+from gateway.tenancy.errors import NotFound
+
+OUTCOMES: Mapping[Outcome, str] = {
+    "ok": "answered",
+    "bad": "not answered",
+    "failed": "failed (5xx)",
+    "limited": "limited (429)",
+    "refused": "refused (4xx)",
+    "left": "client left",
+    "missed": "missed its SLO",
+}
+assert OUTCOMES.keys() == set(get_args(Outcome))
+EVENT_STREAM = "text/event-stream"
+KEEP_ALIVE_S = 15.0
+LONGEST_WATCH_S = 600.0
+"""Then the browser connects again, as who it is then."""
+STAGE_WORDS = {
+    "authenticate": ("who it is", "other"),
+    "read": ("read", "other"),
+    "admit": ("limits", "other"),
+    "prepare": ("token ids", "other"),
+    "attempt": ("attempt", "accent"),
+    "queue": ("queue", "written"),
+    "prefill": ("prefill", "uncached"),
+    "decode": ("decode", "output"),
+    "tool_call": ("tool", "warn"),
+    "mcp_request": ("tool", "warn"),
+    "settle": ("settle", "other"),
+}
+"""The word for each stage, and its colour."""
+CAUSES = {
+    "intact": "All of it that an earlier prompt had was cached.",
+    "first": "No earlier prompt that is remembered began like it.",
+    "changed": "From there on it differs from the earlier prompt: put what changes (a date, a name,"
+    " an order of tools) behind what does not.",
+    "evicted": "From there on it was the same as before, but not in the cache any more.",
+    "restarted": "The engine was started anew since the earlier prompt.",
+    "other_replica": "The earlier prompt went to another replica.",
+    "not_kept": "The earlier prompt was not kept.",
+    "unmarked": "No part of it was marked to be cached.",
+    "too_short": "It is too short to be cached.",
+    "unknown": "Nobody says why no more of it was cached.",
+}
+page = ConsolePage(name="requests", title="Requests", letter="r", needs=SCOPE_USAGE_READ)
+
+
+class PriceLine(msgspec.Struct, frozen=True, kw_only=True):
+    component: str
+    quantity: int
+    pico_per_token: int | None
+    amount_pico: int
+
+
+class Bar(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage in the picture of a request. `left` and `width`: per thousand of its time."""
+
+    word: str
+    about: str
+    colour: str
+    left: float
+    width: float
+    took_ms: float
+    outcome: str
+    depth: int = 0
+
+
+@page.get()
+async def show(request: ConsoleRequest) -> Response[bytes]:
+    named = request.value("q")
+    if (digits := read_id(named)) is not None:
+        return request.done(to=f"{page.path}/req_{digits}")
+    search = read_search(request)
+    async with request.transaction() as conn:
+        found = await find_requests(
+            conn, request.org_id, search, after=request.query.get("after") or None
+        )
+    return request.render(
+        "requests",
+        table=requests_table(request, found.rows),
+        more=found.after,
+        looked_until=found.looked_until,
+        search=search,
+        unknown=named,
+        outcomes=list(OUTCOMES.items()),
+        models=sorted(request.services.telemetry.models),
+        lanes=LANES,
+        live=request.address(f"{page.path}/live", **own_filters(request)),
+    )
+
+
+def own_filters(request: ConsoleRequest) -> dict[str, str | None]:
+    names = ("project", "key", "model", "lane", "outcome")
+    return {name: request.value(name) or None for name in names}
+
+
+def read_search(request: ConsoleRequest) -> Search:
+    """Raises: BadField."""
+    outcome: Any = request.value("outcome", tuple(OUTCOMES))
+    return Search(
+        start=request.range.start,
+        end=request.range.end + timedelta(seconds=1),
+        project=request.value("project"),
+        key=request.value("key"),
+        model=request.value("model"),
+        lane=request.value("lane", LANES),
+        outcome=outcome,
+        least_pico=_money(request, "cost"),
+        least_ms=_number(request, "ms"),
+        least_ttft_ms=_number(request, "ttft"),
+    )
+
+
+def _number(request: ConsoleRequest, name: str) -> float:
+    text = request.value(name)
+    try:
+        number = float(text or 0)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 1e9:
+        raise BadField("must be a number of milliseconds", param=name)
+    return number
+
+
+def _money(request: ConsoleRequest, name: str) -> int:
+    text = request.value(name)
+    try:
+        pico = usd(text or "0")
+    except MoneyError:
+        pico = -1
+    if not 0 <= pico < 2**63:
+        raise BadField("must be an amount in USD, such as 0.01", param=name)
+    return pico
+
+
+def state_of(row: FoundRequest) -> tuple[str, str]:
+    if row.status == 499:
+        return "left", "plain"
+    if row.status < 400:
+        return str(row.status), "ok"
+    return str(row.status), "err" if row.status >= 500 else "wait"
+
+
+def requests_table(request: ConsoleRequest, rows: Sequence[FoundRequest]) -> Table:
+    return Table(
+        "Requests",
+        rows,
+        TableColumn("When", "at", kind="time"),
+        TableColumn("Request", lambda row: f"req_{row.id}", kind="id", link=address_of),
+        TableColumn("Status", state_of, kind="tag"),
+        TableColumn("Model", "model"),
+        TableColumn("Key", lambda row: row.key_name or row.key),
+        TableColumn("Lane", "lane"),
+        TableColumn("Input", "input_tokens", kind="count"),
+        TableColumn("Cached", "cached_tokens", kind="count"),
+        TableColumn("Output", "output_tokens", kind="count"),
+        TableColumn("First token", "ttft_ms", kind="ms"),
+        TableColumn("In all", "duration_ms", kind="ms"),
+        TableColumn("Cost", "cost_pico", kind="usd"),
+    )
+
+
+def address_of(row: FoundRequest) -> str:
+    return f"{page.path}/req_{row.id}"
+
+
+@page.get("/live")
+async def follow(request: ConsoleRequest) -> Stream:
+    """Stream the rows of requests as they come, for the page's script."""
+    wanted = {name: value for name, value in own_filters(request).items() if value}
+    outcome = wanted.pop("outcome", None)
+
+    def is_wanted(row: FoundRequest) -> bool:
+        if outcome is not None and not is_outcome(row, outcome):
+            return False
+        return all(getattr(row, name) == value for name, value in wanted.items())
+
+    async def events() -> AsyncIterator[bytes]:
+        yield sse.encode(b"", b"open", retry_ms=2000)
+        try:
+            async with request.services.live_tail.watching(request.org_id) as watcher:
+                async with asyncio.timeout(LONGEST_WATCH_S):
+                    while not watcher.has_ended:
+                        rows = [row for row in await watcher.read(KEEP_ALIVE_S) if is_wanted(row)]
+                        yield rendered(request, rows) if rows else sse.KEEPALIVE
+        except TooManyWatchers:
+            yield sse.encode(b"Too many watch at once; try again later.", b"refused")
+        except TimeoutError:
+            return
+
+    return Stream(events(), media_type=EVENT_STREAM, headers={"cache-control": "no-store"})
+
+
+def rendered(request: ConsoleRequest, rows: Sequence[FoundRequest]) -> bytes:
+    """Return an event with rows as the table has them, the newest first."""
+    newest = sorted(rows, key=lambda row: (row.at, row.id), reverse=True)
+    table = requests_table(request, newest)
+    shown = request.render("request_rows", table=table)
+    return sse.encode(shown.content.replace(b"\r", b""), b"rows")
+
+
+def is_outcome(row: FoundRequest, outcome: str) -> bool:
+    status = row.status
+    return {
+        "ok": status < 400,
+        "bad": status >= 400,
+        "refused": 400 <= status < 499 and status != 429,
+        "limited": status == 429,
+        "failed": status >= 500,
+        "left": status == 499,
+        "missed": row.is_good is False,
+    }[outcome]
+
+
+@page.get("/{request_id:str}")
+async def show_one(request: ConsoleRequest) -> Response[bytes]:
+    digits = read_id(request.ids["request_id"])
+    if digits is None:
+        raise NotFound("request", request.ids["request_id"])
+    async with request.transaction() as conn:
+        row = await find_request(conn, request.org_id, digits)
+    made_at = time_of(digits).timestamp()
+    async with request.system_db.connect() as conn:  # tenants do not see the ledger
+        record = await find_record(conn, request.org_id, f"req_{digits}", made_at)
+    if row is None and record is None:
+        raise NotFound("request", f"req_{digits}")
+    slo = None
+    if row is not None and row.lane in LANES:
+        slo = request.services.generation.slos.of(row.model, row.lane)
+    return request.render(
+        "request",
+        digits=digits,
+        row=row,
+        state=None if row is None else state_of(row),
+        slo=slo,
+        bars=[] if row is None else bars_of(row),
+        record=record,
+        lines=[] if record is None else lines_of(record),
+        table=None if record is None else ledger_table(record),
+        cause=None if row is None or row.cache_cause is None else CAUSES.get(row.cache_cause),
+        gateway=request.http.app.state.public_url or "",
+    )
+
+
+def bars_of(row: FoundRequest) -> list[Bar]:
+    """Return the stages as a picture shows them: an attempt only if nothing is known of its parts,
+    or if there are several."""
+    stages = [(str(s[0]), int(s[1]), int(s[2]), str(s[3]), str(s[4])) for s in row.stages]
+    end = max([row.duration_us, *(began + took for _, began, took, _, _ in stages)], default=0)
+    whole = max(1, end)
+    has_parts = any(name in ("prefill", "decode") for name, *_ in stages)
+    attempts = sum(name == "attempt" for name, *_ in stages)
+    found = []
+    for name, began, took, about, outcome in stages:
+        if name == "attempt" and has_parts and attempts == 1 and not outcome:
+            continue
+        word, colour = STAGE_WORDS.get(name, (name.replace("_", " "), "other"))
+        found.append(
+            Bar(
+                word=word,
+                about=about,
+                colour="bad" if outcome and name in ("attempt", "tool_call") else colour,
+                left=round(1000 * max(0, began) / whole, 2),
+                width=round(max(3.0, 1000 * took / whole), 2),
+                took_ms=took / 1000,
+                outcome=outcome,
+            )
+        )
+    return found
+
+
+def lines_of(record: RequestRecord) -> list[PriceLine]:
+    """Return what was billed, component by component, over all attempts."""
+    sums: dict[tuple[str, int | None], list[int]] = {}
+    for event in record.events:
+        if event.kind != "usage":
+            continue
+        for line in rate(event.quantities, event.attempt.prices).lines:
+            price = price_of(line.component, event.attempt.prices)
+            each = None if price is None else price.of(event.quantities.input_total).pico_per_token
+            total = sums.setdefault((line.component, each), [0, 0])
+            total[0] += line.quantity
+            total[1] += line.amount_pico
+    return [
+        PriceLine(
+            component=component.replace("_", " "),
+            quantity=quantity,
+            pico_per_token=price,
+            amount_pico=amount,
+        )
+        for (component, price), (quantity, amount) in sums.items()
+    ]
+
+
+def ledger_table(record: RequestRecord) -> Table:
+    return Table(
+        "Ledger entries",
+        record.transfers,
+        TableColumn("Posted", "posted_at", kind="moment"),
+        TableColumn("Debit", "debit"),
+        TableColumn("Credit", "credit"),
+        TableColumn("Kind", "kind"),
+        TableColumn("Amount", "amount_pico", kind="usd"),
+        TableColumn("Corrects", "corrects", kind="id"),
+        TableColumn("Transfer", "id", kind="id"),
+    )
+
+
+routes = page.routes

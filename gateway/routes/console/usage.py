@@ -1,0 +1,143 @@
+"""Shows /console/usage: tokens and money by model, project, key, lane or a tag, beside the period
+before; each row leads to its parts, and to its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from litestar import Response
+
+from gateway.console.tables import Table, TableColumn
+from gateway.principal import SCOPE_USAGE_READ
+from gateway.request_errors import BadField
+from gateway.request_log.search import find_names
+from gateway.request_log.summary import Filters, Group, GroupSums, Summary, summarize, window_of
+from gateway.routes.console.frame.page import ConsolePage
+from gateway.routes.console.frame.request import ConsoleRequest
+from gateway.routes.console.overview import LANES, change, tokens_table
+
+BY: dict[Group, str] = {
+    "model": "Model",
+    "project": "Project",
+    "key": "Key",
+    "lane": "Lane",
+    "tag": "Tag",
+}
+NEXT: dict[Group, Group] = {"model": "project", "project": "key", "key": "model", "lane": "model"}
+"""The parts that the row of a group leads to."""
+MAX_TAG_CHARS = 64
+page = ConsolePage(name="usage", title="Usage and spend", letter="u", needs=SCOPE_USAGE_READ)
+
+
+@page.get()
+async def show(request: ConsoleRequest) -> Response[bytes]:
+    by, tag, filters = read_query(request)
+    window = window_of(request.range.start, request.range.end)
+    groups: tuple[Group, ...] = (by,)
+    if by == "tag" and not tag:
+        groups = ()  # the page asks which
+    tag_read = tag if by == "tag" else ""
+    async with request.transaction() as conn:
+        summary = await summarize(
+            conn, request.org_id, window, by=groups, filters=filters, tag=tag_read
+        )
+        ids = {name for group in summary.groups for name in group.names}
+        names = await find_names(conn, request.org_id, ids | {filters.project, filters.key})
+    return request.render(
+        "usage",
+        table=groups_table(request, by, summary, names),
+        by=by,
+        kinds=[(name, title.lower()) for name, title in BY.items()],
+        chart=tokens_table(summary.series()),
+        spend=spend_table(summary),
+        now_sums=summary.now,
+        before=summary.before,
+        is_billed=summary.is_billed,
+        narrowed=[
+            (BY[name], names.get(value, value), request.address(**{name: None}))
+            for name in ("project", "key", "model", "lane")
+            if (value := getattr(filters, name))
+        ],
+        models=sorted(request.services.telemetry.models),
+        lanes=LANES,
+        tag=tag,
+        change=change,
+    )
+
+
+def read_query(request: ConsoleRequest) -> tuple[Group, str, Filters]:
+    """Raises: BadField."""
+    by: Any = request.value("by", tuple(BY)) or "model"
+    tag = request.value("tag")
+    if len(tag) > MAX_TAG_CHARS:
+        raise BadField(f"has at most {MAX_TAG_CHARS} characters", param="tag")
+    filters = Filters(
+        project=request.value("project"),
+        key=request.value("key"),
+        model=request.value("model"),
+        lane=request.value("lane", LANES) if by != "tag" else "",
+    )
+    return by, tag, filters
+
+
+def groups_table(
+    request: ConsoleRequest, by: Group, summary: Summary, names: Mapping[str, str]
+) -> Table:
+    def name_of(row: GroupSums) -> str:
+        return names.get(row.names[0], row.names[0]) or "none"
+
+    def parts_of(row: GroupSums) -> str | None:
+        if by not in NEXT or not row.names[0]:
+            return None
+        return request.address(by=NEXT[by], **{by: row.names[0]})
+
+    def requests_of(row: GroupSums) -> str | None:
+        if by == "tag":
+            return None
+        kept = {name: request.value(name) for name in ("project", "key", "model", "lane")}
+        query = request.range.query | {k: v for k, v in (kept | {by: row.names[0]}).items() if v}
+        return f"/console/requests?{urlencode(query)}"
+
+    return Table(
+        f"Usage by {BY[by].lower()}",
+        summary.groups,
+        TableColumn(BY[by], name_of, link=parts_of),
+        TableColumn(
+            "Requests", lambda row: row.now.num_requests, kind="count", link=requests_of
+        ) if by != "tag" else None,
+        TableColumn("Input", lambda row: row.now.input_tokens, kind="count"),
+        TableColumn("Cached", lambda row: row.now.hit_rate, kind="percent"),
+        TableColumn("Output", lambda row: row.now.output_tokens, kind="count"),
+        TableColumn("Spend", lambda row: row.now.cost_pico, kind="usd"),
+        TableColumn("Before", lambda row: row.before.cost_pico, kind="usd"),
+        TableColumn("Change", lambda row: changed(row.now.cost_pico, row.before.cost_pico)),
+        *(
+            ()
+            if by == "tag"
+            else (
+                TableColumn("Failed", lambda row: row.now.error_rate, kind="percent"),
+                TableColumn("First token", lambda row: row.now.ttft_ms.p50, kind="ms"),
+                TableColumn("p99", lambda row: row.now.ttft_ms.p99, kind="ms"),
+            )
+        ),
+    )  # fmt: skip
+
+
+def changed(now: int, before: int) -> str:
+    if not before:
+        return "new" if now else ""
+    return f"{now / before - 1:+.0%}"
+
+
+def spend_table(summary: Summary) -> Table:
+    return Table(
+        "Spend",
+        summary.series(),
+        TableColumn("Time", lambda row: row[0], kind="moment"),
+        TableColumn("Spend", lambda row: row[1].cost_pico, kind="usd", series="accent"),
+    )
+
+
+routes = page.routes

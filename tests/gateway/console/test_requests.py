@@ -1,0 +1,109 @@
+"""Overview, usage and requests: what one page says the next one says, too; requests come in as they
+are answered, and nobody sees another organization's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import httpx
+import sqlalchemy as sa
+
+from gateway.db import tenant
+from gateway.request_log.writer import RequestLog
+from tests.gateway.console.conftest import Visit
+from tests.gateway.console.server import ConsoleServer, Organization
+from tests.gateway.request_log.console_seeds import request_of
+
+Sessions = Callable[[str, str], dict[str, str]]
+WAIT_MS = 30_000
+
+
+def asked(console: ConsoleServer, sessions: Sessions, org: str) -> httpx.Client:
+    return httpx.Client(base_url=console.url, cookies=sessions(org, "reader"))
+
+
+def newest_of(console: ConsoleServer, org: Organization) -> str:
+    async def find() -> str:
+        async with tenant(console.services.db, org.id) as conn:
+            query = "SELECT id FROM request_log WHERE status = 200 ORDER BY at DESC LIMIT 1"
+            return str((await conn.scalar(sa.text(query))).hex)
+
+    return f"req_{console.call(find)}"
+
+
+def test_a_figure_leads_to_its_parts_and_to_its_requests(
+    visit: Visit, console: ConsoleServer
+) -> None:
+    tab = visit("little", "reader", "/console/overview")
+    tab.get_by_role("link", name="web", exact=True).click()
+    tab.wait_for_url(re.compile("/console/usage"))
+    row = tab.locator("tbody tr", has_text="penny").last
+    number = row.locator("td").nth(1).inner_text()
+    row.locator("td").nth(1).get_by_role("link").click()
+    tab.wait_for_url(re.compile("/console/requests.*model=penny"))
+    assert tab.locator("#found tbody tr").count() == int(number)
+    tab.locator("#found tbody tr a").first.click()
+    tab.wait_for_url(re.compile("/console/requests/req_"))
+    assert tab.locator(".water svg").count() >= 5
+    assert "Why the cache stopped" in tab.inner_text("main")
+    tab.go_back()
+    tab.wait_for_url(re.compile("model=penny"))
+
+
+def test_requests_come_in_while_somebody_watches(visit: Visit, console: ConsoleServer) -> None:
+    tab = visit("little", "owner", "/console/requests")
+    before = tab.locator("#found tbody tr").count()
+    tab.get_by_role("button", name="Watch live").click()
+    tab.get_by_text("Live: new requests come in above.").wait_for(timeout=WAIT_MS)
+    org = console.little
+
+    async def answer() -> str:
+        log = RequestLog(console.services.system_db, keep_days=30, on_dropped=lambda number: None)
+        row = request_of(org, ["key_live"], 0)
+        log.put(row)
+        await log.flush()
+        return row.id
+
+    made = console.call(answer)
+    tab.locator(f"#r{made}").wait_for(timeout=WAIT_MS)
+    assert tab.locator("#found tbody tr").first.get_attribute("id") == f"r{made}"
+    assert tab.locator("#found tbody tr").count() == before + 1
+    tab.get_by_role("button", name="Pause").click()
+    tab.get_by_text("Paused.").wait_for(timeout=WAIT_MS)
+
+
+def test_a_request_is_shown_to_its_organization_alone(
+    console: ConsoleServer, sessions: Sessions
+) -> None:
+    theirs = newest_of(console, console.much)
+    with asked(console, sessions, "much") as mine:
+        assert mine.get(f"/console/requests/{theirs}").status_code == 200
+        searched = mine.get(f"/console/requests?q={theirs}")
+        assert searched.headers["location"].endswith(theirs)
+    with asked(console, sessions, "little") as other:
+        for address in (theirs, "req_1", "req_" + "0" * 32, "%00"):
+            assert other.get(f"/console/requests/{address}").status_code == 404, address
+        assert other.get("/console/requests?q=nothing").status_code == 200
+
+
+def test_a_filter_that_cannot_be_read_is_named(console: ConsoleServer, sessions: Sessions) -> None:
+    with asked(console, sessions, "little") as client:
+        for query in ("cost=x", "cost=-1", "ms=nan", "ttft=1e99", "outcome=odd", "lane=odd"):
+            answer = client.get(f"/console/requests?{query}")
+            assert answer.status_code == 400, query
+        assert client.get("/console/usage?by=odd").status_code == 400
+        assert client.get(f"/console/usage?by=tag&tag={'x' * 99}").status_code == 400
+
+
+def test_what_is_shown_is_there_as_csv(console: ConsoleServer, sessions: Sessions) -> None:
+    with asked(console, sessions, "little") as client:
+        for address, head in (
+            ("/console/overview", "Time,Uncached,Cached,Written,Output,Requests,Spend"),
+            ("/console/usage?by=key", "Key,Requests,Input"),
+            ("/console/requests", "When,Request,Status"),
+        ):
+            sep = "&" if "?" in address else "?"
+            answer = client.get(f"{address}{sep}format=csv")
+            assert answer.headers["content-type"].startswith("text/csv")
+            assert answer.text.lstrip("\ufeff").startswith(head), address

@@ -1,0 +1,130 @@
+"""Makes a day and a half of requests for the organizations of `server`, and bills them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from billing.events import COMPONENTS
+from billing.tables import AMOUNTS
+from gateway.db import tenant
+from gateway.request_log.rows import RequestRow, StageRow
+from gateway.request_log.writer import RequestLog
+from gateway.tenancy.tables import api_keys
+from tests.gateway.console.server import ConsoleServer, Organization
+
+HOSTILE = "srv/<script>alert(3)</script>"
+MANY = 1000
+
+
+async def make_requests(server: ConsoleServer) -> None:
+    log = RequestLog(server.services.system_db, keep_days=30, on_dropped=lambda number: None)
+    for org, number in ((server.little, 12), (server.much, MANY)):
+        async with tenant(server.services.db, org.id) as conn:
+            keys_ = (await conn.scalars(sa.select(api_keys.c.id).limit(40))).all()
+        sums: Counter[tuple[str, str, str, int]] = Counter()
+        rows = [request_of(org, keys_, at) for at in range(number)]
+        for row in rows:
+            log.put(row)
+            sums[row.project, row.key, row.model, row.at_ms // 3_600_000] += row.output_tokens
+        await log.flush()
+        await bill(server, org, sums)
+
+
+def request_of(org: Organization, keys_: Sequence[str], number: int) -> RequestRow:
+    at_ms = int(time.time() * 1000) - (number * 7919) % 130_000 * 1000
+    slow = number % 17 == 3
+    failed = {5: 503, 9: 429, 11: 400}.get(number % 37)
+    ttft = 90_000 * (1 + number % 5) * (8 if slow else 1)
+    stages = [
+        StageRow("authenticate", 0, 400),
+        StageRow("prepare", 900, 2_000, "penny/0"),
+        StageRow("queue", 3_000, 31_000, "penny/0"),
+        StageRow("prefill", 34_000, ttft - 34_000),
+        StageRow("decode", ttft, 900_000),
+        StageRow("tool_call", ttft + 900_000, 300_000, HOSTILE, "ToolFailed" if slow else ""),
+        StageRow("settle", ttft + 1_200_000, 800),
+    ]
+    id_ = f"{at_ms:012x}7{number:019x}"
+    used: dict[str, Any] = {} if failed else {"uncached_tokens": 300 + number, "cached_tokens": 900}
+    used |= {} if failed else {"output_tokens": 80 + number % 200, "cost_pico": 10**9 * number}
+    return RequestRow(
+        id=id_,
+        at_ms=at_ms,
+        org=org.id,
+        project=org.project_id,
+        key=keys_[number % len(keys_)],
+        model=("penny", "llama-8b", "qwen-32b")[number % 3],
+        lane=("interactive", "agentic")[number % 5 == 0],
+        route="/v1/chat/completions",
+        status=failed or 200,
+        is_good=None if failed in (400, 429) else not (slow or failed),
+        duration_us=ttft + 1_300_000,
+        ttft_us=None if failed else ttft,
+        tpot_us=None if failed else 21_000 + number,
+        queue_us=31_000,
+        trace=id_,
+        stages=stages,
+        cache_cause="changed",
+        cache_position=900,
+        **used,
+    )
+
+
+async def bill(
+    server: ConsoleServer, org: Organization, sums: Counter[tuple[str, str, str, int]]
+) -> None:
+    names = ", ".join((*COMPONENTS, *AMOUNTS))
+    async with server.services.system_db.begin() as conn:
+        for table, unit in (("usage_hourly", "hour"), ("usage_daily", "day")):
+            known = ", ".join(f"{name} = t.{name} + excluded.{name}" for name in SUMMED)
+            for (project, key, model, hour), tokens in sums.items():
+                used = {"uncached_input": 4 * tokens, "cache_read": 9 * tokens, "output": tokens}
+                used |= {f"{name}_pico": count * 10**7 for name, count in used.items()}
+                values = ", ".join(str(used.get(name, 0)) for name in (*COMPONENTS, *AMOUNTS))
+                await conn.execute(
+                    sa.text(f"""
+                        INSERT INTO {table} AS t (org, {unit}, project, key, model, tier, batch,
+                            {names}, num_requests)
+                        VALUES (:org, date_trunc('{unit}', to_timestamp(:at), 'UTC'), :project,
+                            :key, :model, 'default', false, {values}, 1)
+                        ON CONFLICT (org, {unit}, project, key, model, tier, batch)
+                        DO UPDATE SET {known}
+                    """),
+                    {
+                        "org": org.id,
+                        "at": hour * 3600,
+                        "project": project,
+                        "key": key,
+                        "model": model,
+                    },
+                )
+
+
+SUMMED = (
+    *("uncached_input", "cache_read", "output"),
+    *("uncached_input_pico", "cache_read_pico", "output_pico"),
+)
+
+
+def addresses_of_requests(server: ConsoleServer, org: Organization) -> list[str]:
+    """A request, requests that failed, and usage narrowed down."""
+
+    async def newest() -> str:
+        async with tenant(server.services.db, org.id) as conn:
+            query = "SELECT id FROM request_log WHERE status = 200 ORDER BY at DESC LIMIT 1"
+            return str((await conn.scalar(sa.text(query))).hex)
+
+    return [
+        f"/console/requests/req_{server.call(newest)}",
+        "/console/requests?outcome=failed&range=7d",
+        "/console/requests?cost=1000000",
+        "/console/usage?by=key",
+        f"/console/usage?by=model&project={org.project_id}&range=30d",
+        "/console/usage?by=tag",
+        "/console/overview?model=nothing",
+    ]
