@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from mcp_bridge.caller import Caller
-from mcp_bridge.routing.guard import Outcome
 from mcp_bridge.trust.policy import CallState, ToolRule, checked_rules, policy_version
+
+if TYPE_CHECKING:
+    from mcp_bridge.routing.guard import Outcome
 
 ALLOWS_ALL = ToolRule(id="default", effect="allow")
 """The rule of an org without rules: every approved tool may be called."""

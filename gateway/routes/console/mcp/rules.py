@@ -23,7 +23,6 @@ from gateway.wire.admin.mcp_rules import McpRule
 from mcp_bridge.caller import Caller
 from mcp_bridge.trust.call_records import Rules
 from mcp_bridge.trust.policy import HINTS, ToolRule
-from mcp_bridge.trust.read_permit import to_call
 
 page = ConsolePage(name="mcp/rules", title="Rules", below="mcp")
 TONES = {"allow": "ok", "ask": "wait", "deny": "err"}
@@ -104,6 +103,8 @@ def bounds_of(rule: ToolRule) -> str | None:
 
 async def tried(request: ConsoleRequest, conn: Any, rules: Rules, servers: list[str]) -> Trial:
     """Raises: InvalidField, BadField."""
+    from mcp_bridge.trust.read_permit import to_call  # it loads what checks MCP's messages
+
     server, tool = request.value("server", known=servers), request.value("tool")
     arguments = read_arguments(request.query.get("arguments", ""))
     annotations = await approved_annotations(conn, request.org_id, server, tool)

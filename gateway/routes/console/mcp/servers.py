@@ -8,7 +8,7 @@ import difflib
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import msgspec
@@ -27,7 +27,9 @@ from gateway.tenancy.errors import Conflict, InvalidField, NotFound
 from gateway.wire.admin.mcp_pins import McpChange, McpOfferQuery, McpServer
 from mcp_bridge.pinning import Key, Pin
 from mcp_bridge.trust.scan import scan
-from mcp_bridge.upstream.upstream import ServerConfig
+
+if TYPE_CHECKING:
+    from mcp_bridge.upstream.upstream import ServerConfig
 
 REVOCABLE = ("tool", "prompt", "instructions")
 STATES = {
