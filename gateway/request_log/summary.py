@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.tables import TOTAL_PICO
+from gateway.db import sum_up_in_memory
 from gateway.request_log.histograms import quantile_us, unpack
 from gateway.request_log.tables import HISTOGRAMS, OUTCOMES, TOKENS
 
@@ -235,13 +236,9 @@ async def summarize(
     named = {name: value for name, value in msgspec.structs.asdict(filters).items() if value}
     if tag:
         named["tag_name"] = tag
-    await conn.execute(_SETTINGS)
+    await sum_up_in_memory(conn)
     rows = (await conn.execute(sa.text(query), values | named)).mappings().all()
     return _to_summary(rows, window, by, is_billed=is_billed)
-
-
-_SETTINGS = sa.text("SELECT set_config('jit', 'off', true), set_config('work_mem', '64MB', true)")
-"""To compile so many sums takes longer than to add them; and groups are hashed, not sorted."""
 
 
 def _query(

@@ -148,7 +148,8 @@ async def test_one_that_gives_no_answer_is_replaced(
     before = workers.pids
     (workers.home.root / "silent-1").touch()
     await workers.set.take_up(workers.with_lines(7))
-    assert workers.numbers == {2} and before - workers.pids
+    await workers.set.reports.until(lambda: workers.numbers == {2})  # the replaced one is gone
+    assert before - workers.pids
     assert workers.saved.max_batch_lines == 7
 
 

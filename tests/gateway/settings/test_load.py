@@ -92,7 +92,7 @@ def test_nothing_configured_serves_penny_on_loopback(tmp_path: Path) -> None:
     assert found.plans == (DEFAULT_PLAN,)
     (penny,) = found.models
     assert penny.name == "penny" and penny.path == PACKAGE_ROOT / "models" / "penny"
-    assert penny.starts_engine and penny.engine == f"unix:{found.home}/run/engine-0.sock"
+    assert penny.starts_engine and penny.engine == f"unix:{Home(found.home).engine_socket(0)}"
 
 
 def test_the_sample_file_says_what_the_defaults_are() -> None:
