@@ -145,7 +145,13 @@ async def test_a_price_that_was_edited_changes_no_plan_either(installed: Install
 
 
 async def test_a_silent_redis_keeps_no_settings_from_being_taken_up(installed: Installed) -> None:
-    silent = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
+    async def read_only(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.read()
+        finally:
+            writer.close()
+
+    silent = await asyncio.start_server(read_only, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     try:
         async with within(2 * TELL_TIMEOUT_S):
