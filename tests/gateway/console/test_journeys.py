@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 
 import httpx
+import pytest
 
 from tests.gateway.console.conftest import Visit
 from tests.gateway.console.seeds import HOSTILE, MANY
@@ -177,6 +178,7 @@ def test_names_that_attack_are_shown_as_they_are(
     assert rows[0][0] == "Name" and rows[1][0] == shown and len(rows) == 2
 
 
+@pytest.mark.nightly
 def test_keys_of_the_keyboard_lead_and_help(visit: Visit) -> None:
     tab = visit("little", "owner", "/console/projects")
     tab.keyboard.press("?")
@@ -201,6 +203,7 @@ def test_a_theme_is_kept_and_the_page_stays(visit: Visit) -> None:
     assert tab.get_by_role("button", name="Dark theme").count() == 0
 
 
+@pytest.mark.nightly
 def test_filters_answer_at_once_and_the_back_button_goes_back(visit: Visit) -> None:
     tab = visit("little", "owner", "/console/keys")
     tab.locator("form.filters").get_by_label("State").select_option("revoked")
