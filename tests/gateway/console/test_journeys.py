@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+from playwright.sync_api import expect
 
 from tests.gateway.console.conftest import Visit
 from tests.gateway.console.seeds import HOSTILE, MANY
@@ -203,7 +204,6 @@ def test_a_theme_is_kept_and_the_page_stays(visit: Visit) -> None:
     assert tab.get_by_role("button", name="Dark theme").count() == 0
 
 
-@pytest.mark.nightly
 def test_filters_answer_at_once_and_the_back_button_goes_back(visit: Visit) -> None:
     tab = visit("little", "owner", "/console/keys")
     tab.locator("form.filters").get_by_label("State").select_option("revoked")
@@ -211,7 +211,7 @@ def test_filters_answer_at_once_and_the_back_button_goes_back(visit: Visit) -> N
     tab.get_by_label("State").select_option("active")
     tab.wait_for_url("**state=active**")
     tab.go_back()
-    tab.wait_for_function("document.querySelector('select[name=state]')?.value === 'revoked'")
+    expect(tab.locator("select[name=state]")).to_have_value("revoked")
     tab.wait_for_load_state("networkidle")
     tab.go_back()
     tab.wait_for_url("**/console/keys")
