@@ -34,7 +34,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -93,38 +93,16 @@ def org_of(principal: Principal, asked: str | None) -> tuple[str, str | None]:
     return asked, principal.org_id
 
 
-class ActingRequest(Protocol):
-    """Somebody who administers an organization: by the API, or on a page of the console."""
-
-    @property
-    def org_id(self) -> str: ...
-    @property
-    def user(self) -> Principal: ...
-    @property
-    def actor(self) -> Actor: ...
-    @property
-    def services(self) -> Services: ...
-    @property
-    def system_db(self) -> AsyncEngine: ...
-    @property
-    def redis(self) -> Redis: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdminRequest:
-    """A request of administration whose query, path and If-Match were read."""
+class ActingRequest:
+    """A request of somebody who administers an organization: by the API, or on a page of the
+    console. It reaches the services of the process."""
 
     http: AuthenticatedRequest
-    org_id: str
-    """The caller's organization, or the one that an operator names."""
-    operator_org: str | None
-    """The caller's organization, if it is an operator's."""
-    ids: dict[str, str]
-    """The ids in the path, by their names there."""
-    check: Callable[[Any], None]
-    """Raises PreconditionFailed for a row that is no longer what If-Match names."""
-    precondition: Precondition
-    in_system: bool
+    if TYPE_CHECKING:  # a field of one kind of request, and computed by the other
+
+        @property
+        def org_id(self) -> str:
+            """Return the caller's organization, or the one that an operator names."""
 
     @property
     def user(self) -> Principal:
@@ -150,6 +128,32 @@ class AdminRequest:
     def actor(self) -> Actor:
         return actor_of(self.http)
 
+    def transaction(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """Open a transaction that sees the organization alone."""
+        return tenant(self.db, self.org_id)
+
+    def announced(self, subject: str) -> AbstractAsyncContextManager[AsyncConnection]:
+        """Open a transaction after which every worker forgets what it knows of `subject`, the id of
+        a key, of its owner or of a project."""
+        return changing(self.db, self.redis, subject, org_id=self.org_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdminRequest(ActingRequest):
+    """A request of administration whose query, path and If-Match were read."""
+
+    http: AuthenticatedRequest
+    org_id: str
+    """The caller's organization, or the one that an operator names."""
+    operator_org: str | None
+    """The caller's organization, if it is an operator's."""
+    ids: dict[str, str]
+    """The ids in the path, by their names there."""
+    check: Callable[[Any], None]
+    """Raises PreconditionFailed for a row that is no longer what If-Match names."""
+    precondition: Precondition
+    in_system: bool
+
     @property
     def id(self) -> str:
         """Return the last id in the path."""
@@ -173,15 +177,6 @@ class AdminRequest:
     def reading(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """Open the connection by which rows of the resource are read."""
         return self.system_db.connect() if self.in_system else self.transaction()
-
-    def transaction(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        """Open a transaction that sees the organization alone."""
-        return tenant(self.db, self.org_id)
-
-    def announced(self, subject: str) -> AbstractAsyncContextManager[AsyncConnection]:
-        """Open a transaction after which every worker forgets what it knows of `subject`, the id of
-        a key, of its owner or of a project."""
-        return changing(self.db, self.redis, subject, org_id=self.org_id)
 
 
 def itself(view: Any) -> Any:

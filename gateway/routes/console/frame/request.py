@@ -16,7 +16,6 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from functools import cache, cached_property
@@ -27,10 +26,7 @@ from zoneinfo import ZoneInfo, available_timezones
 import msgspec
 from litestar import Response
 from litestar.datastructures import Cookie
-from redis.asyncio import Redis
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.audit.log import Actor
 from gateway.auth.errors import MissingScope
 from gateway.auth.login.sessions import Session
 from gateway.auth.oauth.authorization import Authorization
@@ -38,17 +34,13 @@ from gateway.console import formats
 from gateway.console.pages import guard_console, render
 from gateway.console.ranges import CHOICES, TimeRange, read_range
 from gateway.console.tables import Table
-from gateway.db import tenant
 from gateway.permissions import may
-from gateway.principal import Principal
 from gateway.request_errors import BadField
 from gateway.routes.console.frame.navigation import PageEntry, navigation_of
-from gateway.routes.shared.access import AuthenticatedRequest, actor_of, services
+from gateway.routes.shared.access import AuthenticatedRequest
 from gateway.routes.shared.browser import Browser, auth_of
 from gateway.routes.shared.media_types import HTML
-from gateway.routes.shared.resource import org_of
-from gateway.routes.shared.services import Services
-from gateway.tenancy.changes import changing
+from gateway.routes.shared.resource import ActingRequest, org_of
 from gateway.tenancy.pages import Cursor
 
 PURPOSE = "console"
@@ -84,7 +76,7 @@ class FormProblem(msgspec.Struct, frozen=True):
 
 
 @dataclass(kw_only=True)
-class ConsoleRequest:
+class ConsoleRequest(ActingRequest):
     http: AuthenticatedRequest
     browser: Browser
     session: Session
@@ -97,32 +89,8 @@ class ConsoleRequest:
     # who asks
 
     @property
-    def user(self) -> Principal:
-        return self.http.user
-
-    @property
-    def services(self) -> Services:
-        return services(self.http)
-
-    @property
     def auth(self) -> Authorization:
         return auth_of(self.http)
-
-    @property
-    def db(self) -> AsyncEngine:
-        return self.services.db
-
-    @property
-    def system_db(self) -> AsyncEngine:
-        return self.services.system_db
-
-    @property
-    def redis(self) -> Redis:
-        return self.services.redis
-
-    @property
-    def actor(self) -> Actor:
-        return actor_of(self.http)
 
     @cached_property
     def org_id(self) -> str:
@@ -148,14 +116,6 @@ class ConsoleRequest:
         """Raises: MissingScope."""
         if not self.can(scope, project_id):
             raise MissingScope(scope)
-
-    def transaction(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        """Open a transaction that sees the organization alone."""
-        return tenant(self.db, self.org_id)
-
-    def announced(self, subject: str) -> AbstractAsyncContextManager[AsyncConnection]:
-        """Open a transaction after which every worker forgets what it knows of `subject`."""
-        return changing(self.db, self.redis, subject, org_id=self.org_id)
 
     # what is asked
 
