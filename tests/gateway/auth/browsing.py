@@ -40,11 +40,16 @@ HIDDEN = re.compile(r'<input type="hidden" name="(\w+)"[^>]* value="([^"]*)">')
 
 @asynccontextmanager
 async def live_app(
-    home: Path, postgres_url: str, redis_url: str, clock: Clock | None, **settings: str
+    home: Path,
+    postgres_url: str,
+    redis_url: str,
+    clock: Clock | None,
+    upstream: str = "http://127.0.0.1:1/v1",
+    **settings: str,
 ) -> AsyncIterator[Litestar]:
     """clock: None for the wall's."""
     config = home / "tollgate.toml"
-    config.write_text('[[model]]\nname = "b"\nupstream = "http://127.0.0.1:1/v1"')
+    config.write_text(f'[[model]]\nname = "b"\nupstream = "{upstream}"')
     Secret.load_or_create(home / "secret.json")
     flags: dict[str, Any] = {
         "home": home,

@@ -15,7 +15,8 @@ from billing.money import PICO_PER_USD
 from gateway.audit.log import COMMAND_LINE
 from gateway.audit.tables import entries
 from gateway.db import tenant
-from gateway.installation.items import homes, items
+from gateway.installation.items import create_item, read_number, report_home
+from gateway.installation.merge import ChangeCheck, StoredSetting
 from gateway.limits.spending import counter_of
 from gateway.tenancy.keys.keys import create_key
 from gateway.tenancy.members.members import add_member
@@ -141,16 +142,20 @@ async def webhooks(server: ConsoleServer) -> None:
 
 
 async def stored_settings(server: ConsoleServer) -> None:
+    """Store a model as `POST /v1/admin/settings/models` does, of a name that attacks, and tell of
+    a home that has it in force."""
+    configuration = server.services.configuration
+    wanted = ChangeCheck(configuration.settings, configuration.merger)
+    model = StoredSetting(kind="model", name=HOSTILE, content={"upstream": UPSTREAM})
     async with server.services.system_db.begin() as conn:
-        await conn.execute(
-            sa.insert(items).values(
-                kind="model",
-                name=HOSTILE,
-                content={"upstream": f"https://user:{PASSWORD_OF_URL}@models.example/v1"},
-            )
+        await create_item(
+            conn,
+            model,
+            check_all=lambda stored, all_: wanted.check(stored.items, all_, stored.file_names),
+            operator_org=server.little.id,
+            actor=COMMAND_LINE,
         )
-        home = {"home": "host:/srv/tollgate", "number": 1, "problem": "", "file_names": {}}
-        await conn.execute(sa.insert(homes).values(**home, seen_at=sa.func.now()))
+        await report_home(conn, "host:/srv/tollgate", await read_number(conn), "", {})
 
 
 def endpoint_addresses(server: ConsoleServer, org: Organization) -> list[str]:
@@ -180,7 +185,7 @@ async def billing(server: ConsoleServer) -> None:
     await sow_billing(server, HOSTILE, MANY)
 
 
-PASSWORD_OF_URL = "a-password-that-nobody-is-shown"
+UPSTREAM = "https://models.example/v1"
 SEEDS: list[Callable[[ConsoleServer], Awaitable[None]]] = [
     *(keys, projects, budgets, webhooks, stored_settings, billing, mcp_seeds.sow),
     make_requests,

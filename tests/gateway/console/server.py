@@ -34,6 +34,9 @@ from tests.gateway.auth.browsing import hidden, live_app
 PASSWORD = "correct horse battery"
 ROLES = ("owner", "admin", "developer", "billing", "reader")
 START_TIMEOUT_S = 60.0
+PASSWORD_OF_URL = "a-password-that-nobody-is-shown"
+FAR = f"http://user:{PASSWORD_OF_URL}@127.0.0.1:1/v1"
+"""The upstream of the settings file."""
 T = TypeVar("T")
 
 
@@ -105,7 +108,8 @@ def serving(
         store = redis.asyncio.from_url(store_url)
         await store.flushdb()
         await store.aclose()
-        async with live_app(home, postgres_url, store_url, None, public_url=url) as app:
+        given = {"public_url": url, "upstream": FAR}
+        async with live_app(home, postgres_url, store_url, None, **given) as app:
             server = ConsoleServer(url, app, asyncio.get_running_loop())
             await people(server, postgres_url)
             begun.append(server.stack)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +12,6 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from gateway.installation.items import items
 from tests.gateway.console.billing_seeds import invoice_addresses
 from tests.gateway.console.conftest import Visit
 from tests.gateway.console.seeds import HOSTILE, MANY
@@ -67,26 +66,6 @@ def test_a_payment_is_recorded_once_it_fits(visit: Visit, console: ConsoleServer
     assert len(console.call(lambda: rows(console, query, org=console.little.id))) == 1
 
 
-@pytest.fixture
-def sound_settings(console: ConsoleServer) -> Iterator[None]:
-    """Put the stored model aside that no API would have taken: it keeps all changes away."""
-
-    async def put_aside() -> list[dict[str, Any]]:
-        async with console.services.system_db.begin() as conn:
-            gone = sa.delete(items).where(items.c.kind == "model").returning(items)
-            return [dict(row._mapping) for row in await conn.execute(gone)]
-
-    async def put_back() -> None:
-        async with console.services.system_db.begin() as conn:
-            if aside:
-                await conn.execute(sa.insert(items), aside)
-
-    aside = console.call(put_aside)
-    yield
-    console.call(put_back)
-
-
-@pytest.mark.usefixtures("sound_settings")
 def test_a_draft_of_prices_is_applied_as_it_was_seen(visit: Visit, console: ConsoleServer) -> None:
     tab = visit("little", "owner", PRICES, quiet=False)
     tab.get_by_label("Price book, as TOML").fill("[[price]]\nmodel = 3")

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from tests.gateway.console.conftest import Visit
-from tests.gateway.console.seeds import HOSTILE, PASSWORD_OF_URL
-from tests.gateway.console.server import ConsoleServer
+from tests.gateway.console.seeds import HOSTILE
+from tests.gateway.console.server import PASSWORD_OF_URL, ConsoleServer
 
 Sessions = Callable[[str, str], dict[str, str]]
 
@@ -123,7 +123,12 @@ def test_settings_have_their_places_and_no_secret(
     tab.get_by_label("Find a setting").press("Enter")
     tab.wait_for_url("**q=drain_timeout*")
     assert rows.count() == 1 and rows.inner_text().split()[-1] == "default"
-    assert PASSWORD_OF_URL not in tab.content() and HOSTILE in tab.locator("main").inner_text()
+    tab.get_by_label("Find a setting").fill("upstream")
+    tab.get_by_label("Find a setting").press("Enter")
+    tab.wait_for_url("**q=upstream*")
+    assert any("127.0.0.1:1/v1" in each for each in rows.all_inner_texts())
+    assert PASSWORD_OF_URL not in tab.content()
+    assert HOSTILE in tab.locator("main").inner_text()
     with httpx.Client(base_url=console.url, cookies=sessions("little", "owner")) as client:
         file = client.get("/console/settings?show=all&format=csv").text
     lines = list(csv.DictReader(io.StringIO(file.removeprefix("\ufeff"))))
