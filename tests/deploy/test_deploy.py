@@ -1,9 +1,11 @@
-"""compose.yaml and the Dockerfile, against their schemas and against this tree. No container engine
-is needed."""
+"""compose.yaml and the Dockerfile: against their schemas and against this tree; and the steps that
+build the image, in a folder. No container engine is needed."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -11,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.deploy.environments import fresh_environment, installer
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -69,3 +73,49 @@ def test_everything_the_dockerfile_copies_is_here() -> None:
     sources = [word for line in lines for word in line.split()[:-1]]
     assert sources
     assert [source for source in sources if not (ROOT / source).exists()] == []
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Return the instructions of the Dockerfile, each on one line without its comments."""
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("#"))
+    found = re.sub(r"\\\n\s*", "", text).splitlines()
+    return [(name, rest) for name, _, rest in (line.partition(" ") for line in found) if name]
+
+
+@pytest.mark.nightly
+def test_every_step_that_builds_the_image_runs_in_a_folder(tmp_path: Path) -> None:
+    """As the first stage says, but with uv's cache, and PyTorch from where `make run` has it."""
+    build, image = tmp_path / "build", tmp_path / "opt" / "tollgate"
+    build.mkdir()
+    tools = fresh_environment(tmp_path / "tools") / "bin"
+    uv = installer().Uv(Path(sys.prefix))
+    environ = {**os.environ, **uv.environment, "PATH": f"{tools}:/usr/bin:/bin"}
+    (tools / "uv").unlink()  # the step brings its own
+    (tools / "pip").write_text(f'#!/bin/sh\nexec {tools}/python -m pip "$@"\n')
+    (tools / "pip").chmod(0o755)
+    stage = instructions()
+    for name, rest in stage[: [each[0] for each in stage].index("FROM", 1)]:
+        if name == "COPY":
+            *sources, into = rest.split()
+            for each in sources:
+                copy(ROOT / each, build / into / ("" if into == each else each))
+        elif name == "RUN":
+            said = rest.replace("/opt/tollgate", str(image))
+            said = said.replace("--torch-backend cpu", " ".join(uv.options))
+            done = subprocess.run(
+                ["/bin/sh", "-ec", said], cwd=build, env=environ, capture_output=True, text=True
+            )
+            assert done.returncode == 0, (said, done.stdout, done.stderr)
+    for arguments in (["--version"], ["engine", "--help"], ["config", "check"]):
+        command = [image / "bin" / "tollgate", *arguments]
+        plain = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        shown = subprocess.run(command, cwd=tmp_path, env=plain, capture_output=True, text=True)
+        assert shown.returncode == 0, shown.stderr
+
+
+def copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(source, target)

@@ -1,12 +1,13 @@
-"""deploy/kubernetes/base: against the schemas of Kubernetes, and that its parts fit together.
+"""deploy/kubernetes: against the schemas of Kubernetes, and that its parts fit together.
 
-Neither a cluster nor kustomize is needed: what a manifest refers to is looked up in the others, in
-the command line and in the settings.
+No cluster is needed: what a manifest refers to is looked up in the others, in the command line and
+in the settings. Where kubectl is installed, it builds what it would apply.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from gateway.settings.load import Settings, load
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "deploy" / "kubernetes" / "base"
 KEPT_SPOOL = ROOT / "deploy" / "kubernetes" / "kept-spool" / "kustomization.yaml"
+KUBECTL = shutil.which("kubectl")
 BIN = Path(sys.executable).parent
 OF_OTHERS = ("kustomize.config.k8s.io/", "monitoring.coreos.com/")
 """Kinds that Kubernetes has no schemas of."""
@@ -101,7 +103,8 @@ def of_kind(kind: str) -> list[dict[str, Any]]:
     return [each for each in MANIFESTS.values() if each["kind"] == kind]
 
 
-WORKLOADS = [each for kind in ("Deployment", "StatefulSet", "Job") for each in of_kind(kind)]
+KINDS_OF_WORKLOADS = ("Deployment", "StatefulSet", "Job")
+WORKLOADS = [each for kind in KINDS_OF_WORKLOADS for each in of_kind(kind)]
 
 
 def pod(workload: dict[str, Any]) -> dict[str, Any]:
@@ -160,6 +163,49 @@ def test_the_manifests_match_the_schemas_of_kubernetes() -> None:
     own = [name for name, each in MANIFESTS.items() if not each["apiVersion"].startswith(OF_OTHERS)]
     assert len(own) >= 7
     check_schemas(*(BASE / name for name in own))
+
+
+def kubectl(*arguments: str, cwd: Path = ROOT) -> list[dict[str, Any]]:
+    """Return the objects that kubectl prints. It asks no cluster."""
+    done = subprocess.run(
+        [str(KUBECTL), *arguments], cwd=cwd, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("folder", ["base", "kept-spool", "monitoring"])
+def test_kubectl_builds_what_matches_the_schemas_of_kubernetes(folder: str, tmp_path: Path) -> None:
+    built = kubectl("kustomize", f"deploy/kubernetes/{folder}")
+    names = {(each["kind"], each["metadata"]["name"]) for each in built}
+    assert len(names) == len(built)
+    known = [each for each in built if not each["apiVersion"].startswith(OF_OTHERS)]
+    for number, each in enumerate(known):
+        (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(each))
+    check_schemas(*sorted(tmp_path.iterdir()))
+    for workload in (each for each in known if each["kind"] in KINDS_OF_WORKLOADS):
+        mounted = values(pod(workload).get("volumes", []), "configMap")
+        assert {("ConfigMap", each["name"]) for each in mounted} <= names
+        assert container(workload)["image"] == f"tollgate:{KUSTOMIZED['images'][0]['newTag']}"
+    kept = ("StatefulSet", "tollgate-gateway") in names
+    assert kept == (folder == "kept-spool")
+    assert kept or folder == "monitoring" or ("Deployment", "tollgate-gateway") in names
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
+def test_the_documented_secrets_are_the_ones_that_the_manifests_ask_for(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "deployment.md").read_text().replace("\\\n", "")
+    asked = {each["key"] for each in values(list(MANIFESTS.values()), "secretKeyRef")}
+    for name in ("secret.json", "KEYFILE"):
+        (tmp_path / name).write_text("{}")
+    made = {}
+    for command in re.findall(r"^ +kubectl (create secret .+)$", text, re.MULTILINE):
+        offline = ("--dry-run=client", "--output=yaml")
+        (secret,) = kubectl(*command.split(), *offline, cwd=tmp_path)
+        made[secret["metadata"]["name"]] = {*secret["data"]}
+    assert made.keys() == {"tollgate", "tollgate-upstream-keys"}
+    assert asked <= made["tollgate"] and "secret.json" in made["tollgate"]
 
 
 def test_a_gateway_whose_spool_is_kept_is_a_stateful_set(tmp_path: Path) -> None:
