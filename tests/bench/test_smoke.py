@@ -12,6 +12,7 @@ import pytest
 
 from bench import wire
 from bench.gateway import FIGURES, KINDS, SIDES, value
+from bench.migrations.tables import TABLES
 from bench.tools.record import RESULTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,11 +91,21 @@ def test_the_wire() -> None:
 
 
 @pytest.mark.nightly
-def test_the_time_to_the_first_token() -> None:
-    said = run("bench.start", "--starts", "2")
+def test_the_time_to_the_first_token_and_to_a_class() -> None:
+    said = run("bench.start", "--starts", "2", "--parses", "2")
     found = re.search(r"first start ([0-9.]+) s, later starts ([0-9.]+) s", said)
     assert found is not None, said
     assert all(0 < float(seconds) < TIMEOUT_S for seconds in found.groups())
+    assert re.search(r"^4 classes parsed: [0-9.]+ to [0-9.]+ s$", said, re.MULTILINE), said
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("table", TABLES)
+def test_the_waits_beside_migrations(table: str) -> None:
+    said = run("bench.migrations", "--rows", "2000", "--tables", table)
+    assert f"{table}: 2,000 rows" in said and "refused: 0" in said
+    for phase in ("before", "during_migrations"):
+        assert re.search(rf"^  {phase} +writer +asked [1-9]", said, re.MULTILINE), said
 
 
 @pytest.mark.nightly
