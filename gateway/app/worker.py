@@ -1,5 +1,8 @@
 """Runs one gateway worker: the application under uvicorn, on a socket that somebody else bound.
 
+`tollgate up` runs it as `python -m gateway worker`: the command stands here, since those of the CLI
+would take 5 MB of each worker.
+
 Knows signals and sockets, no route. SIGTERM drains: the socket is let go, what is on its way is
 taken, readiness goes red, open streams have `drain_timeout_s` to end, then the application shuts
 down and what is left is closed.
@@ -20,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+import click
 import msgspec
 import uvicorn
 from litestar import Litestar
@@ -34,7 +38,7 @@ from gateway.installation.follower import StoredSettingsFollower
 from gateway.net.listener import bound_unread, local_address, origin
 from gateway.routes.asgi.request_metrics import ACCESS_LOG, note_refused
 from gateway.routes.shared.services import Services
-from gateway.settings.load import Settings
+from gateway.settings.load import Settings, restore
 
 log = logging.getLogger(__name__)
 
@@ -184,3 +188,39 @@ def _raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@click.command()
+@click.option("--id", "worker_id", required=True, help="The name of its spool folder.")
+@click.option(
+    "--settings", "settings_file", type=Path, required=True, help="The settings, resolved."
+)
+@click.option("--listen-fd", type=int, required=True, help="The descriptor of a bound socket.")
+@click.option(
+    "--report-fd", type=int, required=True, help="The descriptor that gets what it reports."
+)
+@click.option("--metrics-fd", type=int, help="The descriptor of the socket of metrics, bound.")
+def worker_process(
+    worker_id: str, settings_file: Path, listen_fd: int, report_fd: int, metrics_fd: int | None
+) -> None:
+    """Run a worker of `tollgate up`, which alone calls this."""
+    try:
+        saved = restore(settings_file)
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        click.echo(f"tollgate: --settings: {reason}", err=True)
+        sys.exit(2)
+    run(
+        saved.settings,
+        socket.socket(fileno=listen_fd),
+        worker_id=worker_id,
+        metrics=Home(saved.settings.home).metrics,
+        number=saved.number,
+        read_again=partial(restore, settings_file),
+        report_fd=report_fd,
+        metrics_listener=None if metrics_fd is None else socket.socket(fileno=metrics_fd),
+    )
+
+
+def main() -> None:
+    worker_process(args=sys.argv[2:], prog_name="tollgate worker")

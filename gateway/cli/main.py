@@ -5,15 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import socket
 import sys
-from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from foundation.imports import importing
 from gateway.cli.completion import complete_names, completion
@@ -40,7 +36,6 @@ from gateway.cli.observe.status import status
 from gateway.cli.observe.top import top
 from gateway.cli.observe.usage import costs, usage
 from gateway.cli.shared.command import (
-    FOLDER,
     STATE,
     refuse,
     run,
@@ -48,7 +43,7 @@ from gateway.cli.shared.command import (
     with_settings,
 )
 from gateway.settings.file import Flags, SettingsError
-from gateway.settings.load import SavedSettings, Settings, is_text, load, restore
+from gateway.settings.load import SavedSettings, Settings, is_text, load
 
 if TYPE_CHECKING:
     from gateway.processes.start_view import StartView
@@ -230,40 +225,6 @@ def gateway(**flags: Flags) -> None:
         read_again=read_again,
         metrics_listener=metrics,
         follows_stored=True,
-    )
-
-
-@tollgate.command("worker", hidden=True)
-@click.option("--id", "worker_id", required=True, help="The name of its spool folder.")
-@click.option(
-    *("--settings", "settings_file"), type=FOLDER, required=True, help="The settings, resolved."
-)
-@click.option("--listen-fd", type=int, required=True, help="The descriptor of a bound socket.")
-@click.option(
-    "--report-fd", type=int, required=True, help="The descriptor that gets what it reports."
-)
-@click.option("--metrics-fd", type=int, help="The descriptor of the socket of metrics, bound.")
-def worker_process(
-    worker_id: str, settings_file: Path, listen_fd: int, report_fd: int, metrics_fd: int | None
-) -> None:
-    """Run a worker of `tollgate up`, which alone calls this."""
-    with importing():
-        from gateway.app import worker
-        from gateway.home import Home
-
-    try:
-        saved = restore(settings_file)
-    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        refuse(f"--settings: {type(error).__name__}: {error}", status=2)
-    worker.run(
-        saved.settings,
-        socket.socket(fileno=listen_fd),
-        worker_id=worker_id,
-        metrics=Home(saved.settings.home).metrics,
-        number=saved.number,
-        read_again=partial(restore, settings_file),
-        report_fd=report_fd,
-        metrics_listener=None if metrics_fd is None else socket.socket(fileno=metrics_fd),
     )
 
 

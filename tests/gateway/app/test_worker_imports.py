@@ -14,7 +14,7 @@ from gateway.settings.load import load
 from gateway.app.worker import create_app
 
 create_app(load({"home": sys.argv[1], "config": Path(sys.argv[2])}, {}))
-rarely = {"alembic", "arro3", "jinja2", "pydantic", "tokenizers", "webauthn"}
+rarely = {"alembic", "arro3", "gateway.cli", "jinja2", "pydantic", "rich", "tokenizers", "webauthn"}
 print(*sorted(rarely & sys.modules.keys()))
 """
 
@@ -26,3 +26,12 @@ def test_a_worker_loads_nothing_that_it_may_never_need(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == ""
+
+
+def test_settings_that_are_not_there_are_one_line() -> None:
+    asked = ("--id=x", "--listen-fd=0", "--report-fd=0", "--settings=no.json")
+    command = [sys.executable, "-m", "gateway", "worker", *asked]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tollgate: --settings: FileNotFoundError: ")
+    assert done.stderr.count("\n") == 1

@@ -125,11 +125,6 @@ def test_the_engine_gets_its_arguments_untouched() -> None:
         (("up", "--config", "no.toml"), {}, "config: no.toml does not exist"),
         (("up", "--model", "./no/model"), {}, "model model: "),
         (("gateway",), {}, "database_url: set TOLLGATE_DATABASE_URL"),
-        (
-            ("worker", "--id=x", "--listen-fd=0", "--report-fd=0", "--settings=no.json"),
-            {},
-            "--settings: FileNotFoundError: ",
-        ),
         (("keys", "list"), {"TOLLGATE_PORT": "x"}, "TOLLGATE_PORT: expected `int`"),
         (("keys", "list"), {}, "home: "),
         (("keys", "create", "--name", "x"), {}, "home: "),
