@@ -105,7 +105,8 @@ def test_an_engine_that_cannot_start_refuses_the_settings(up: Up) -> None:
     assert refused.returncode == 1 and "Starting the old engine of penny again" in refused.stderr
     assert set(up.pids("engine")) == set(before) and up.pids("engine") != before
     with httpx.Client(timeout=START_TIMEOUT_S) as client:
-        assert "data: [DONE]" in "\n".join(begin(client, up).iter_lines()), "it serves again"
+        # It serves again, once its workers have found it.
+        until(lambda: "data: [DONE]" in "\n".join(begin(client, up).iter_lines()))
         up.config.write_text(SETTINGS + "max_num_seqs = 5\n" + PENNY)
         done = command(up, "reload", "--stop-first")
         assert done.returncode == 0, done.stderr

@@ -291,11 +291,12 @@ def test_an_engine_that_cannot_start_ends_the_start(up: Up) -> None:
     folder = up.home.parent / "broken"
     folder.mkdir()
     (folder / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+    files = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors")
+    for name in files:
         shutil.copy(ROOT / "models" / "penny" / name, folder / name)
     process = up.launch("--model", str(folder))
-    assert process.wait(START_TIMEOUT_S) == 1
-    (line,) = up.said().splitlines()
+    assert process.wait(START_TIMEOUT_S) == 1, up.said()
+    (line,) = [each for each in up.said().splitlines() if each.startswith("tollgate: ")]
     assert line.startswith("tollgate: engine-0: ") and "NoSuchForCausalLM" in line
     assert (up.home / "logs" / "engine-0.log").read_text().count("NoSuchForCausalLM") == 1
     assert up.pids() == {}
