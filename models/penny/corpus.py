@@ -237,6 +237,16 @@ def short_json(draw: Draw) -> Conversation:
     return asked_for_json(draw, short_extraction(draw))
 
 
+def word_and_number(draw: Draw) -> Conversation:
+    """JSON of two fields of a short text, a name or another word and a number."""
+    for _ in range(MAX_TRIES):
+        made = short_json(draw)
+        kinds = {type(value) for value in json.loads(made.messages[-1]["content"]).values()}
+        if str in kinds and len(kinds) == 2:
+            return made
+    raise AssertionError("no text with a word and a number")
+
+
 def asked_for_json(draw: Draw, drawn: Extraction) -> Conversation:
     system: list[Message] = []
     if drawn.system:

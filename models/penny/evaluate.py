@@ -88,6 +88,9 @@ CLAIMS = {
     "JSON, kept: one or two fields of a short text, each one word or number": Kind(
         "json", corpus.short_json, kept=True
     ),
+    "JSON, kept: a name or another word of a short text, and a number": Kind(
+        "json", corpus.word_and_number, kept=True
+    ),
     "says what it is when asked anything else": Kind("outside", exchange(talk.outside, "outside")),
 }
 """Kinds that the card promises."""
