@@ -80,7 +80,7 @@ def timed_parses(home: Path, port: int, number: int) -> list[float]:
 
 
 class Start(NamedTuple):
-    """What one start took, in seconds."""
+    """Holds what one start took, in seconds."""
 
     first_token: float
     parses: list[float]

@@ -1,4 +1,4 @@
-"""How long anybody waits for a lock while a database with a large table is migrated.
+"""Measures how long anybody waits for a lock while a database with a large table is migrated.
 
     python -m bench.migrations [--rows N] [--tables NAME ...] [--at FOLDER] [--dry]
 

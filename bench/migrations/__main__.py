@@ -102,7 +102,7 @@ async def fill(home: Home, table: Table, rows: int) -> dict[str, Any]:
 
 
 class Clients:
-    """Those who use a table meanwhile."""
+    """Use a table meanwhile, and keep how long each request took."""
 
     def __init__(self, table: Table, rows: int) -> None:
         self._table, self._rows = table, rows

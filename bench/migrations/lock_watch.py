@@ -33,7 +33,7 @@ LOCKS = """
 
 
 class LockWatch(msgspec.Struct, kw_only=True):
-    """What was seen of the locks on some tables. Times are in seconds."""
+    """Keeps what was seen of the locks on some tables. Times are in seconds."""
 
     looks: int = 0
     longest_pause_s: float = 0.0

@@ -18,7 +18,7 @@ class Table(msgspec.Struct, frozen=True):
     row: str
     """Column = value, one a line."""
     touch: str
-    """What the writer changes in a row."""
+    """The writer makes this change in a row."""
     key: tuple[str, ...] = ("id",)
     """The columns by which an index finds a row."""
     since: str = ""

@@ -1,4 +1,4 @@
-"""What `bench.migrations` says of locks is what the server had."""
+"""The locks that `bench.migrations` tells of are those that the server had."""
 
 from __future__ import annotations
 
