@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger.accounts import account_of
 from billing.money import Pico
+from billing.queries import Query, ask
 from billing.tables import balances, read_struct
 
 
@@ -37,16 +38,30 @@ _BALANCE = sa.text("""
             AS available_pico
     FROM credit_grants g JOIN balances b ON b.account = 'grant:' || g.id
     WHERE g.org_id = :org AND g.ended_at IS NULL
-""")
+""").columns(
+    *(
+        sa.column(name, sa.Numeric)
+        for name in ("credited_pico", "unpaid_pico", "leased_pico", "available_pico")
+    )
+)
 
 
 async def balance_of(conn: AsyncConnection, org: str) -> Balance:
-    return read_struct(Balance, (await conn.execute(_BALANCE, {"org": org})).one())
+    return await ask(conn, balance_query(org))
+
+
+def balance_query(org: str) -> Query[Balance]:
+    return Query(_BALANCE.bindparams(org=org), lambda rows: read_struct(Balance, rows[0]))
 
 
 async def owed_pico(conn: AsyncConnection, org: str) -> Pico:
     """Return the balance of the receivable: usage and invoice adjustments, less credit notes,
     credits and payments. Negative if the org has paid more than it owes."""
+    return await ask(conn, owed_query(org))
+
+
+def owed_query(org: str) -> Query[Pico]:
     own = balances.c
-    found = sa.select(own.debits_pico - own.credits_pico).where(own.account == account_of(org))
-    return int(await conn.scalar(found) or 0)
+    owed = (own.debits_pico - own.credits_pico).label("owed_pico")
+    found = sa.select(owed).where(own.account == account_of(org))
+    return Query(found, lambda rows: int(rows[0].owed_pico) if rows else 0)

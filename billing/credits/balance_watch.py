@@ -9,6 +9,8 @@ not prepaid get no notices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -18,7 +20,8 @@ from billing.alerts.alerts import REFUSED, SPENT, raise_for_credit
 from billing.credits.balance import balance_of
 from billing.credits.top_ups import ask_for_top_up
 from billing.money import PICO_PER_USD, Pico
-from billing.tables import balance_settings, credit_lines, read_struct
+from billing.queries import Query, ask
+from billing.tables import AnyRow, balance_settings, credit_lines, read_struct
 
 DREGS_PICO: Pico = PICO_PER_USD // 10
 """A balance below this is exhausted once a request was refused: a request reserves the most that it
@@ -168,6 +171,10 @@ async def clear_top_up(conn: AsyncConnection, org_id: str, top_up_id: str) -> No
 
 
 async def settings_of(conn: AsyncConnection, org_id: str) -> BalanceSettings:
+    return await ask(conn, settings_query(org_id))
+
+
+def settings_query(org_id: str) -> Query[BalanceSettings]:
     own = balance_settings.c
     found = sa.select(
         own.low_pico,
@@ -175,9 +182,13 @@ async def settings_of(conn: AsyncConnection, org_id: str) -> BalanceSettings:
         own.top_up_below_pico.label("below_pico"),
         own.top_ups_per_day.label("max_per_day"),
     )
-    row = (await conn.execute(found.where(own.org_id == org_id))).one_or_none()
-    if row is None:
+    return Query(found.where(own.org_id == org_id), _to_settings)
+
+
+def _to_settings(rows: Sequence[AnyRow]) -> BalanceSettings:
+    if not rows:
         return BalanceSettings()
+    [row] = rows
     top_up = None if row.amount_pico is None else read_struct(AutoTopUp, row)
     return read_struct(BalanceSettings, row, top_up=top_up)
 

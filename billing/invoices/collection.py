@@ -37,6 +37,7 @@ from billing.invoices.tables import (
     invoice_payments,
     invoices,
 )
+from billing.queries import Query
 from billing.tables import read_struct
 
 
@@ -258,10 +259,8 @@ class SettlementEntry(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
 
 
-async def entries_of(
-    conn: AsyncConnection, *, org_id: str, invoice_id: str
-) -> list[SettlementEntry]:
-    """Return the payments and credit notes of an invoice, the newest first."""
+def entries_query(*, org_id: str, invoice_id: str) -> Query[list[SettlementEntry]]:
+    """Return the query of the payments and credit notes of an invoice, the newest first."""
     paid, note = invoice_payments.c, credit_notes.c
     payments = sa.select(
         paid.method.label("kind"), paid.reference.label("words"), paid.amount_coins, paid.created_at
@@ -273,4 +272,4 @@ async def entries_of(
         note.created_at,
     ).where(note.org_id == org_id, note.invoice_id == invoice_id)
     found = payments.union_all(notes).order_by(sa.desc("created_at"))
-    return [read_struct(SettlementEntry, row) for row in await conn.execute(found)]
+    return Query(found, lambda rows: [read_struct(SettlementEntry, row) for row in rows])

@@ -27,7 +27,8 @@ from billing.invoices.tables import (
     invoices,
 )
 from billing.money import Pico
-from billing.tables import read_struct
+from billing.queries import Query
+from billing.tables import AnyRow, read_struct
 
 Series = Literal["invoice", "credit_note"]
 MARKS: dict[Series, str] = {"invoice": "", "credit_note": "CN-"}
@@ -193,15 +194,16 @@ def with_amounts(org_id: str, *, state: State | None = None) -> sa.Select[Any]:
     return found if state is None else found.where(invoices.c.state == state)
 
 
-async def get_with_amounts(
-    conn: AsyncConnection, *, org_id: str, invoice_id: str
-) -> tuple[Invoice, Amounts | None]:
-    """Return an invoice and its amounts; None of a draft. Raises: NoInvoice."""
-    found = with_amounts(org_id).where(invoices.c.id == invoice_id)
-    row = (await conn.execute(found)).one_or_none()
-    if row is None:
-        raise NoInvoice("invoice_id", f"no invoice {invoice_id!r}")
-    return to_invoice(row), to_amounts(row)
+def amounts_query(*, org_id: str, invoice_id: str) -> Query[tuple[Invoice, Amounts | None]]:
+    """Return the query of an invoice and its amounts; None of a draft. It raises NoInvoice."""
+
+    def read(rows: Sequence[AnyRow]) -> tuple[Invoice, Amounts | None]:
+        if not rows:
+            raise NoInvoice("invoice_id", f"no invoice {invoice_id!r}")
+        [row] = rows
+        return to_invoice(row), to_amounts(row)
+
+    return Query(with_amounts(org_id).where(invoices.c.id == invoice_id), read)
 
 
 class OpenInvoices(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,8 +216,8 @@ class OpenInvoices(msgspec.Struct, frozen=True, kw_only=True):
     oldest_due_at: datetime
 
 
-def open_invoices_of(org_id: str, now: datetime) -> sa.Select[Any]:
-    """Select what is left to pay of an org's invoices, by currency, for `OpenInvoices`."""
+def open_invoices_query(org_id: str, now: datetime) -> Query[list[OpenInvoices]]:
+    """Return the query of what is left to pay of an org's invoices, by currency."""
     own = invoices.c
     late = sa.func.count().filter(own.due_at <= now)
     found = sa.select(
@@ -226,7 +228,8 @@ def open_invoices_of(org_id: str, now: datetime) -> sa.Select[Any]:
         sa.func.min(own.due_at).label("oldest_due_at"),
     )
     found = found.where(own.org_id == org_id, own.state.in_(sorted(OPEN)))
-    return found.group_by(own.currency).order_by(own.currency)
+    found = found.group_by(own.currency).order_by(own.currency)
+    return Query(found, lambda rows: [read_struct(OpenInvoices, row) for row in rows])
 
 
 def to_amounts(row: sa.Row[Any]) -> Amounts | None:

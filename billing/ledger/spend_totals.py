@@ -17,8 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.events import INPUTS, OUTPUTS, TOKENS
 from billing.money import Pico
+from billing.queries import Query, ask
 from billing.spool.spool import Spool
-from billing.tables import read_struct, total_pico, usage_daily, usage_events, usage_hourly
+from billing.tables import AnyRow, read_struct, total_pico, usage_daily, usage_events, usage_hourly
 
 EVER_USED_TIMEOUT_S = 2.0
 BOOKING = 0x626F6F6B696E6701
@@ -123,6 +124,11 @@ async def spent_by_keys(
     conn: AsyncConnection, org: str, keys: Sequence[str], now: datetime
 ) -> dict[str, SpentByKey]:
     """Return the booked spending of some keys; one that has spent nothing is left out."""
+    return await ask(conn, spent_query(org, keys, now))
+
+
+def spent_query(org: str, keys: Sequence[str], now: datetime) -> Query[dict[str, SpentByKey]]:
+    """Return the query of `spent_by_keys`."""
     own = usage_daily.c
     total = total_pico(own)
     midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -136,12 +142,12 @@ async def spent_by_keys(
     ]
     found = sa.select(own.key, *sums, sa.func.sum(total).label("total"))
     found = found.where(own.org == org, own.key.in_(keys)).group_by(own.key)
-    return {
-        row.key: SpentByKey(
-            **{name: int(row._mapping[name] or 0) for name in SpentByKey.__struct_fields__}
-        )
-        for row in await conn.execute(found)
-    }
+    return Query(found, lambda rows: {row.key: _to_spent(row) for row in rows})
+
+
+def _to_spent(row: AnyRow) -> SpentByKey:
+    names = SpentByKey.__struct_fields__
+    return SpentByKey(**{name: int(row._mapping[name] or 0) for name in names})
 
 
 COUNTED: dict[str, tuple[str, ...]] = {

@@ -8,7 +8,7 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from statistics import fmean
@@ -18,7 +18,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.money import Pico, median
-from billing.tables import total_pico, usage_daily
+from billing.queries import Query, ask
+from billing.tables import AnyRow, total_pico, usage_daily
 
 WEEK = 7
 WEEKS = 4
@@ -53,28 +54,37 @@ async def forecast_month(
     conn: AsyncConnection, org: str, now: datetime, project: str | None = None
 ) -> MonthForecast:
     """Forecast the month of `now`, in UTC."""
-    today = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return await ask(conn, forecast_query(org, now, project))
+
+
+def forecast_query(org: str, now: datetime, project: str | None = None) -> Query[MonthForecast]:
+    """Return the query of `forecast_month`."""
+    own, today = usage_daily.c, _midnight(now)
+    found = sa.select(own.day, sa.func.sum(total_pico(own)).label("pico"))
+    found = found.where(own.org == org, own.day >= today - HISTORY_DAYS * DAY)
+    if project is not None:
+        found = found.where(own.project == project)
+
+    def read(rows: Sequence[AnyRow]) -> MonthForecast:
+        return _of_days({row.day.astimezone(UTC): int(row.pico) for row in rows}, today)
+
+    return Query(found.group_by(own.day), read)
+
+
+def _midnight(now: datetime) -> datetime:
+    return now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def _of_days(by_day: Mapping[datetime, Pico], today: datetime) -> MonthForecast:
+    """Forecast the month of `today` by what was spent each day."""
     start = today.replace(day=1)
     end = (start + 31 * DAY).replace(day=1)
-    by_day = await _spent_by_day(conn, org, today - HISTORY_DAYS * DAY, project)
     first = min(by_day, default=today)
     past = [by_day.get(first + n * DAY, 0) for n in range((today - first).days)]
     spent = sum(amount for day, amount in by_day.items() if start <= day < today)
     spent_today = by_day.get(today, 0)
     found = forecast(past, spent_pico=spent, today_pico=spent_today, days_left=(end - today).days)
     return MonthForecast(start=start, end=end, spent_pico=spent + spent_today, found=found)
-
-
-async def _spent_by_day(
-    conn: AsyncConnection, org: str, since: datetime, project: str | None
-) -> dict[datetime, Pico]:
-    own = usage_daily.c
-    found = sa.select(own.day, sa.func.sum(total_pico(own)))
-    found = found.where(own.org == org, own.day >= since)
-    if project is not None:
-        found = found.where(own.project == project)
-    rows = await conn.execute(found.group_by(own.day))
-    return {day.astimezone(UTC): int(amount) for day, amount in rows}
 
 
 def forecast(

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.queries import Query, ask, ask_all
 from gateway.audit.log import Actor, record
 from gateway.columns import SealedColumns, moment, moment_made, text
 from gateway.installation.merge import KINDS, Kind, StoredSetting
@@ -110,24 +111,30 @@ CHANGED = ("content", "home", "sealed", "secret_id")
 
 async def read_number(conn: AsyncConnection) -> int:
     """Return how often stored settings were changed; 0: never."""
-    return int((await conn.execute(sa.select(generation.c.number))).scalar_one_or_none() or 0)
+    return await ask(conn, number_query())
 
 
-async def read_homes(conn: AsyncConnection) -> tuple[HomeState, ...]:
-    """Return each `tollgate up` that runs on this database."""
-    seen = homes.c.seen_at > sa.func.now() - HOME_SEEN
-    running = await conn.execute(sa.select(homes).where(seen).order_by(homes.c.home))
-    return tuple(HomeState(**row._mapping) for row in running)
+def number_query() -> Query[int]:
+    """Return the query of `read_number`."""
+    return Query(sa.select(generation.c.number), lambda rows: int(rows[0].number) if rows else 0)
+
+
+def homes_query() -> Query[tuple[HomeState, ...]]:
+    """Return the query of each `tollgate up` that runs on this database."""
+    running = sa.select(homes).where(homes.c.seen_at > sa.func.now() - HOME_SEEN)
+    return Query(
+        running.order_by(homes.c.home),
+        lambda rows: tuple(HomeState(**row._mapping) for row in rows),
+    )
 
 
 async def read_stored(conn: AsyncConnection) -> StoredSettings:
-    number = await read_number(conn)
-    found = await conn.execute(sa.select(items).order_by(items.c.kind, items.c.name))
-    return StoredSettings(
-        number=number,
-        items=tuple(StoredSetting(**row._mapping) for row in found),
-        homes=await read_homes(conn),
+    stored = Query(
+        sa.select(items).order_by(items.c.kind, items.c.name),
+        lambda rows: tuple(StoredSetting(**row._mapping) for row in rows),
     )
+    number, found, running = await ask_all(conn, number_query(), stored, homes_query())
+    return StoredSettings(number=number, items=found, homes=running)
 
 
 async def create_item(

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,11 +24,20 @@ MAX_RECORDED = 500
 
 
 async def read_pins(conn: AsyncConnection, *, org_id: str, server: str) -> ApprovedPins:
-    asked = sa.select(pins).where(pins.c.org_id == org_id, pins.c.server == server)
-    found = [
-        Pin(row.kind, row.name, row.digest, bytes(row.body)) for row in await conn.execute(asked)
-    ]
-    return ApprovedPins({pin.key: pin for pin in found})
+    found = await read_pins_of(conn, org_id=org_id, servers=[server])
+    return found.get(server, ApprovedPins({}))
+
+
+async def read_pins_of(
+    conn: AsyncConnection, *, org_id: str, servers: Sequence[str]
+) -> dict[str, ApprovedPins]:
+    """Return what is approved of each of some servers; one of which nothing is, is left out."""
+    found: defaultdict[str, dict[Key, Pin]] = defaultdict(dict)
+    asked = sa.select(pins).where(pins.c.org_id == org_id, pins.c.server.in_(servers))
+    for row in await conn.execute(asked):
+        pin = Pin(row.kind, row.name, row.digest, bytes(row.body))
+        found[row.server][pin.key] = pin
+    return {server: ApprovedPins(each) for server, each in found.items()}
 
 
 def select_pins(org_id: str, server: str) -> sa.Select[Any]:

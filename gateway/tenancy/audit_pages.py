@@ -18,7 +18,7 @@ from gateway.audit.errors import UnknownAuditEntry
 from gateway.audit.tables import entries, heads
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.member_tables import users
-from gateway.tenancy.tables import projects
+from gateway.tenancy.projects import with_project_names
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -59,28 +59,36 @@ async def list_entries(
     """
     if query.tenant_only:
         return [], False
-    listed = sa.select(entries).where(entries.c.org_id == org_id, *_conditions(org_id, query))
-    for cursor, name in ((query.after, "after"), (query.before, "before")):
-        if cursor is not None:
-            stands = await _sequence_of(conn, org_id, cursor, name)
-            older = entries.c.sequence < stands
-            listed = listed.where(older if name == "after" else entries.c.sequence > stands)
+    listed = _select(org_id).where(*_conditions(org_id, query))
+    if query.after is not None:
+        listed = listed.where(entries.c.sequence < _sequence_of(org_id, query.after))
+    if query.before is not None:
+        listed = listed.where(entries.c.sequence > _sequence_of(org_id, query.before))
     backwards = query.before is not None and query.after is None
     order = entries.c.sequence.asc() if backwards else entries.c.sequence.desc()
     rows = list(await conn.execute(listed.order_by(order).limit(query.limit + 1)))
-    page = rows[: query.limit]
-    if backwards:
-        page.reverse()
-    return await _named(conn, org_id, page), len(rows) > query.limit
+    if not rows:
+        await _require(conn, org_id, after=query.after, before=query.before)
+    page = [_to_event(row) for row in rows[: query.limit]]
+    return page[::-1] if backwards else page, len(rows) > query.limit
 
 
-async def _sequence_of(conn: AsyncConnection, org_id: str, entry_id: str, param: str) -> int:
-    found = sa.select(entries.c.sequence)
-    found = found.where(entries.c.org_id == org_id, entries.c.id == entry_id)
-    sequence = await conn.scalar(found)
-    if sequence is None:
-        raise UnknownAuditEntry(param)
-    return int(sequence)
+def _sequence_of(org_id: str, entry_id: str) -> sa.ScalarSelect[int]:
+    """Select where an entry stands; null: there is none."""
+    own = entries.alias("cursor").c
+    found = sa.select(own.sequence).where(own.org_id == org_id, own.id == entry_id)
+    return found.scalar_subquery()
+
+
+async def _require(conn: AsyncConnection, org_id: str, **cursors: str | None) -> None:
+    """Raises: UnknownAuditEntry, if one of the entries behind which to list is not there."""
+    wanted = {name: entry_id for name, entry_id in cursors.items() if entry_id is not None}
+    own = entries.c
+    found = sa.select(own.id).where(own.org_id == org_id, own.id.in_(wanted.values()))
+    there = set(await conn.scalars(found)) if wanted else set()
+    for name, entry_id in wanted.items():
+        if entry_id not in there:
+            raise UnknownAuditEntry(name)
 
 
 def _conditions(org_id: str, query: AuditFilter) -> Iterator[sa.ColumnElement[bool]]:
@@ -121,30 +129,30 @@ def _second(unix_time: int) -> datetime:
         return datetime.max.replace(tzinfo=UTC)
 
 
-async def _named(conn: AsyncConnection, org_id: str, rows: list[Any]) -> list[AuditEvent]:
-    """Return the entries with the emails and project names as they are now."""
-    actors = {row.actor_id for row in rows} | {row.on_behalf_of for row in rows}
-    people = sa.select(users.c.id, users.c.email).where(users.c.org_id == org_id)
-    found = await conn.execute(people.where(users.c.id.in_(actors - {None})))
-    emails = {each.id: each.email for each in found}
-    wanted = {row.project_id for row in rows} - {None}
-    titles = sa.select(projects.c.id, projects.c.name).where(projects.c.org_id == org_id)
-    names = {
-        each.id: each.name for each in await conn.execute(titles.where(projects.c.id.in_(wanted)))
-    }
-    return [
-        AuditEvent(**row._mapping, project_name=names.get(row.project_id or ""), emails=emails)
-        for row in rows
-    ]
+def _select(org_id: str) -> sa.Select[Any]:
+    """Select entries with the project's name and the actors' addresses as they are now."""
+    own = users.c
+    email = sa.select(own.email).where(own.org_id == org_id)
+    of_actor = email.where(own.id == entries.c.actor_id).scalar_subquery()
+    of_person = email.where(own.id == entries.c.on_behalf_of).scalar_subquery()
+    listed = sa.select(entries, of_actor.label("of_actor"), of_person.label("of_person"))
+    named = with_project_names(listed, entries.c.project_id, org_id)
+    return named.where(entries.c.org_id == org_id)
+
+
+def _to_event(row: sa.Row[Any]) -> AuditEvent:
+    values = dict(row._mapping)
+    addresses = (row.actor_id, values.pop("of_actor")), (row.on_behalf_of, values.pop("of_person"))
+    emails = {user_id: email for user_id, email in addresses if email is not None}
+    return AuditEvent(**values, emails=emails)
 
 
 async def get_entry(conn: AsyncConnection, org_id: str, entry_id: str) -> AuditEvent:
     """Raises: NotFound."""
-    found = sa.select(entries).where(entries.c.org_id == org_id, entries.c.id == entry_id)
-    named = await _named(conn, org_id, list(await conn.execute(found)))
-    if not named:
+    row = (await conn.execute(_select(org_id).where(entries.c.id == entry_id))).one_or_none()
+    if row is None:
         raise NotFound("audit_log", f"no entry {entry_id!r}")
-    return named[0]
+    return _to_event(row)
 
 
 async def last_sequence(conn: AsyncConnection, org_id: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.invoices.suspension import suspended_since
+from billing.queries import Query, ask
 from gateway.audit.log import Actor, record_for_both
 from gateway.ids import uuid7
 from gateway.tenancy.changes import EVERYTHING, changing, unchecked
@@ -78,13 +79,18 @@ async def create_org(
 
 async def get_org(conn: AsyncConnection, org_id: str) -> Org:
     """A live or an archived one. Raises: NotFound."""
-    return await _read_org(conn, sa.select(orgs).where(orgs.c.id == org_id), org_id)
+    return await ask(conn, org_query(org_id))
+
+
+def org_query(org_id: str) -> Query[Org]:
+    """Return the query of `get_org`."""
+    return _query(sa.select(orgs).where(orgs.c.id == org_id), org_id)
 
 
 async def find_org(conn: AsyncConnection, *, name: str) -> Org:
     """A live organization by the name people know. Raises: NotFound."""
     found = sa.select(orgs).where(orgs.c.name == name, orgs.c.archived_at.is_(None))
-    return await _read_org(conn, found, name)
+    return await ask(conn, _query(found, name))
 
 
 def select_orgs(*, archived: bool = False) -> sa.Select[Any]:
@@ -211,14 +217,17 @@ async def lift_suspension(
 async def _hold_org(conn: AsyncConnection, org_id: str) -> Org:
     """Lock an organization: nobody else changes it before this commits. Raises: NotFound."""
     held = sa.select(orgs).where(orgs.c.id == org_id).with_for_update(key_share=True)
-    return await _read_org(conn, held, org_id)
+    return await ask(conn, _query(held, org_id))
 
 
-async def _read_org(conn: AsyncConnection, found: sa.Select[Any], name: str) -> Org:
-    row = (await conn.execute(found)).one_or_none()
-    if row is None:
-        raise NotFound("org", f"no organization {name!r}")
-    return Org(**row._mapping)
+def _query(found: sa.Select[Any], name: str) -> Query[Org]:
+    def read(rows: Sequence[sa.Row[Any]]) -> Org:
+        if not rows:
+            raise NotFound("org", f"no organization {name!r}")
+        [row] = rows
+        return Org(**row._mapping)
+
+    return Query(found, read)
 
 
 async def find_operator(conn: AsyncConnection) -> str | None:

@@ -6,16 +6,18 @@ pages is neither skipped nor shown twice.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.queries import Query, ask
 from gateway.tenancy.errors import InvalidField
 
 R = TypeVar("R", bound=msgspec.Struct)
+T = TypeVar("T")
 
 MAX_LIMIT = 100
 DEFAULT_LIMIT = 20
@@ -60,11 +62,26 @@ async def read_page(
 
     Raises: InvalidField (limit).
     """
-    if not 1 <= cursor.limit <= MAX_LIMIT:
+    return await ask(conn, page_query(listed, key, cursor, lambda row: row))
+
+
+def page_query(
+    listed: sa.Select[Any],
+    key: sa.ColumnElement[str],
+    cursor: Cursor,
+    of: Callable[[sa.Row[Any]], T],
+) -> Query[tuple[list[T], bool]]:
+    """Return the query of a page: what `of` makes of its rows, and whether there are more behind
+    them. `key` is unique in `listed`. Raises: InvalidField (limit)."""
+    limit = cursor.limit
+    if not 1 <= limit <= MAX_LIMIT:
         raise InvalidField("limit", f"must be 1 to {MAX_LIMIT}")
-    page = keyset(listed, key, after=cursor.after, limit=cursor.limit, order=cursor.order)
-    rows = (await conn.execute(page)).all()
-    return list(rows[: cursor.limit]), len(rows) > cursor.limit
+
+    def read(rows: Sequence[sa.Row[Any]]) -> tuple[list[T], bool]:
+        return [of(row) for row in rows[:limit]], len(rows) > limit
+
+    page = keyset(listed, key, after=cursor.after, limit=limit, order=cursor.order)
+    return Query(page, read)
 
 
 async def read_all(

@@ -4,12 +4,12 @@ projects a person is in."""
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.queries import Query
 from gateway.principal import Role
 from gateway.tenancy.member_tables import project_members, users
 from gateway.tenancy.pages import FIRST, Cursor, ends, like, read_page
@@ -89,32 +89,29 @@ async def list_people(
     return [PersonLine(**row._mapping) for row in rows], more
 
 
-async def find_projects(
-    conn: AsyncConnection, *, org_id: str, text: str, limit: int
-) -> list[Project]:
-    """Return live projects with a text in their name or at the end of their id, newest first."""
+def projects_query(*, org_id: str, text: str, limit: int) -> Query[list[Project]]:
+    """Return the query of live projects with a text in their name or at the end of their id, newest
+    first."""
     c = projects.c
     found = sa.select(projects).where(c.org_id == org_id, c.archived_at.is_(None))
     found = found.where(sa.or_(like(c.name, text), ends(c.id, text)))
-    rows = await conn.execute(found.order_by(c.id.desc()).limit(limit))
-    return [Project(**row._mapping) for row in rows]
+    found = found.order_by(c.id.desc()).limit(limit)
+    return Query(found, lambda rows: [Project(**row._mapping) for row in rows])
 
 
-async def find_people(
-    conn: AsyncConnection, *, org_id: str, text: str, limit: int
-) -> list[PersonLine]:
-    """Return people with a text in their address or name, or at the end of their id."""
+def people_query(*, org_id: str, text: str, limit: int) -> Query[list[PersonLine]]:
+    """Return the query of people with a text in their address or name, or at the end of their
+    id."""
     c = users.c
     columns = (c.id, c.email, c.name, c.role, c.created_at)
-    found = sa.select(*columns, sa.null().label("projects"))
+    found = sa.select(*columns, sa.cast(sa.null(), sa.Text).label("projects"))
     found = found.where(c.org_id == org_id, c.archived_at.is_(None))
     found = found.where(sa.or_(like(c.email, text), like(c.name, text), ends(c.id, text)))
-    rows = await conn.execute(found.order_by(c.id).limit(limit))
-    return [PersonLine(**row._mapping) for row in rows]
+    found = found.order_by(c.id).limit(limit)
+    return Query(found, lambda rows: [PersonLine(**row._mapping) for row in rows])
 
 
-async def plan_names(conn: AsyncConnection) -> list[str]:
-    """Return the plans that can be given."""
+def plans_query() -> Query[list[str]]:
+    """Return the query of the plans that can be given."""
     live = sa.select(plans.c.name).where(plans.c.archived_at.is_(None)).order_by(plans.c.name)
-    found: Any = await conn.scalars(live)
-    return list(found)
+    return Query(live, lambda rows: [row.name for row in rows])

@@ -5,7 +5,7 @@ An archived project is for ever: it is shown, and nothing in it can be used or c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.queries import Query, ask
 from gateway.audit.log import Actor, record
 from gateway.ids import uuid7
 from gateway.tenancy.changes import EVERYTHING, changing, unchecked
@@ -79,10 +80,19 @@ async def create_project(
 
 async def get_project(conn: AsyncConnection, *, org_id: str, project_id: str) -> Project:
     """A live or an archived one. Raises: NotFound."""
-    row = (await conn.execute(_one(org_id, project_id))).one_or_none()
-    if row is None:
-        raise NotFound("project", f"no project {project_id!r}")
-    return Project(**row._mapping)
+    return await ask(conn, project_query(org_id=org_id, project_id=project_id))
+
+
+def project_query(*, org_id: str, project_id: str) -> Query[Project]:
+    """Return the query of `get_project`."""
+
+    def read(rows: Sequence[sa.Row[Any]]) -> Project:
+        if not rows:
+            raise NotFound("project", f"no project {project_id!r}")
+        [row] = rows
+        return Project(**row._mapping)
+
+    return Query(_one(org_id, project_id), read)
 
 
 async def lock_project(conn: AsyncConnection, *, org_id: str, project_id: str) -> Project:
@@ -106,13 +116,13 @@ def keeps_nothing(org_id: sa.Column[str], project_id: sa.Column[str]) -> sa.Colu
     )
 
 
-async def names_of_projects(
-    conn: AsyncConnection, *, org_id: str, project_ids: Collection[str]
-) -> dict[str, str]:
-    """Return the names of projects, archived ones too, by id; those that are none are left out."""
-    found = sa.select(projects.c.id, projects.c.name).where(projects.c.org_id == org_id)
-    rows = await conn.execute(found.where(projects.c.id.in_(project_ids)))
-    return {row.id: row.name for row in rows}
+def with_project_names(
+    listed: sa.Select[Any], project: sa.ColumnElement[str], org_id: str
+) -> sa.Select[Any]:
+    """Add `project_name` to what is selected, also of archived ones; null of what is none.
+    `project`: the column of its id."""
+    name = sa.select(projects.c.name).where(projects.c.org_id == org_id, projects.c.id == project)
+    return listed.add_columns(name.scalar_subquery().label("project_name"))
 
 
 def select_projects(org_id: str, *, archived: bool = False) -> sa.Select[Any]:

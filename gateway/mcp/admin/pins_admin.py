@@ -17,7 +17,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.audit.log import Actor
 from gateway.db import tenant
 from gateway.mcp.known import ChangeFeed, announce
-from gateway.mcp.pins import approve_changes, count_pins, read_pins, revoke_pins
+from gateway.mcp.pins import (
+    approve_changes,
+    count_pins,
+    read_pins,
+    read_pins_of,
+    revoke_pins,
+)
 from gateway.tenancy.changes import EVERYTHING
 from gateway.tenancy.errors import Conflict, InvalidField, NotFound
 from mcp_bridge.errors import BridgeError
@@ -243,12 +249,9 @@ async def of_others(
     conn: AsyncConnection, servers: Iterable[str], org_id: str, name: str
 ) -> list[LabelledPin]:
     """Return what is approved of all other servers."""
-    found = []
-    for other in servers:
-        if other != name:
-            approved = await read_pins(conn, org_id=org_id, server=other)
-            found += [LabelledPin(other, pin) for pin in approved.pins.values()]
-    return found
+    others = [other for other in servers if other != name]
+    found = await read_pins_of(conn, org_id=org_id, servers=others)
+    return [LabelledPin(other, pin) for other, each in found.items() for pin in each.pins.values()]
 
 
 def compared(

@@ -13,11 +13,12 @@ from typing import get_args
 import msgspec
 from litestar import Response
 
+from billing.queries import ask_all
 from engine.protocol import Lane, ReplicaStatus
 from gateway.console.tables import Table, TableColumn
 from gateway.fleet.router import Route
 from gateway.health.component import GOOD, USELESS, replica_component
-from gateway.installation.items import HomeState, read_homes, read_number
+from gateway.installation.items import HomeState, homes_query, number_query
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
 
@@ -183,7 +184,7 @@ REPLICA_COLUMNS = (
 @page.get()
 async def show(request: ConsoleRequest) -> Response[bytes]:
     async with request.system_db.connect() as conn:
-        number, homes = await read_number(conn), await read_homes(conn)
+        number, homes = await ask_all(conn, number_query(), homes_query())
     health = await request.services.readiness.health()
     routes = sorted(request.services.generation.fleet.routes, key=lambda each: each.model)
     statuses: Mapping[str, ReplicaStatus | None] = {

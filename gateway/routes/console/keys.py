@@ -12,8 +12,9 @@ from litestar import Response
 from redis.exceptions import RedisError
 
 from billing.errors import MoneyError
-from billing.ledger.spend_totals import SpentByKey, spent_by_keys
+from billing.ledger.spend_totals import SpentByKey, spent_by_keys, spent_query
 from billing.money import usd
+from billing.queries import Query, ask_all
 from gateway.console.tables import Table, TableColumn
 from gateway.limits.counters import spent_now
 from gateway.limits.spending import PICO_PER_NANO, Counter, counter_of
@@ -150,11 +151,13 @@ async def show(request: ConsoleRequest, made: CreatedKey | None = None) -> Respo
             now=request.now,
             cursor=request.cursor(),
         )
-        spent = await spent_by_keys(
-            conn, request.org_id, [each.key.id for each in found], request.now
-        )
+        ids = [each.key.id for each in found]
         listed = select_projects(request.org_id).limit(MAX_PROJECTS)
-        projects = [(each.id, each.name) for each in await conn.execute(listed)]
+        spent, projects = await ask_all(
+            conn,
+            spent_query(request.org_id, ids, request.now),
+            Query(listed, lambda rows: [(each.id, each.name) for each in rows]),
+        )
     lines = await to_lines(request, found, spent)
     table = Table(
         "API keys",

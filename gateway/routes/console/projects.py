@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from litestar import Response
 
+from billing.queries import ask, ask_all
 from gateway.console.tables import Table, TableColumn
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
@@ -12,7 +13,7 @@ from gateway.tenancy import projects as verbs
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.members import members
 from gateway.tenancy.members.users import find_user
-from gateway.tenancy.project_pages import list_project_lines, plan_names
+from gateway.tenancy.project_pages import list_project_lines, plans_query
 from gateway.tenancy.projects import Project
 
 ROLES = (("member", "member"), ("owner", "owner: also adds people, keys and budgets"))
@@ -28,7 +29,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         found, more = await list_project_lines(
             conn, org_id=request.org_id, archived=archived, cursor=request.cursor()
         )
-        plans = await plan_names(conn)
+        plans = await ask(conn, plans_query())
     table = Table(
         "Projects",
         found,
@@ -80,9 +81,12 @@ def address_of(project_id: str) -> str:
 async def show_one(request: ConsoleRequest) -> Response[bytes]:
     where = {"org_id": request.org_id, "project_id": request.ids["project_id"]}
     async with request.transaction() as conn:
-        project = await verbs.get_project(conn, **where)
-        found, more = await members.list_members(conn, **where, cursor=request.cursor("asc"))
-        plans = await plan_names(conn)
+        project, (found, more), plans = await ask_all(
+            conn,
+            verbs.project_query(**where),
+            members.members_query(**where, cursor=request.cursor("asc")),
+            plans_query(),
+        )
     table = Table(
         f"Members of {project.name}",
         found,

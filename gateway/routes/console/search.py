@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 from litestar import Response
 
+from billing.queries import ask_all
 from gateway.routes.console.frame.navigation import PAGES, navigation_of
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
 from gateway.tenancy.keys.key_pages import list_key_pages
 from gateway.tenancy.pages import Cursor
-from gateway.tenancy.project_pages import find_people, find_projects
+from gateway.tenancy.project_pages import people_query, projects_query
 
 FEW = Cursor(limit=10, order="desc")
 WHERE = {
@@ -60,8 +61,11 @@ async def find(request: ConsoleRequest, text: str) -> list[SearchHit]:
     async with request.transaction() as conn:
         where: dict[str, Any] = {"org_id": request.org_id, "text": text}
         keys, _ = await list_key_pages(conn, **where, now=request.now, cursor=FEW)
-        projects = await find_projects(conn, **where, limit=FEW.limit)
-        people = await find_people(conn, **where, limit=FEW.limit)
+        projects, people = await ask_all(
+            conn,
+            projects_query(**where, limit=FEW.limit),
+            people_query(**where, limit=FEW.limit),
+        )
     places = [
         SearchHit(kind="Page", title=place.title, about="", path=place.path)
         for group in navigation_of(request.user)

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.queries import Query, ask
 from gateway.audit.log import Actor, record
 from gateway.tenancy.errors import NameTaken, NotFound
 from gateway.tenancy.member_tables import (
@@ -23,7 +24,7 @@ from gateway.tenancy.member_tables import (
     users,
 )
 from gateway.tenancy.members.users import get_user
-from gateway.tenancy.pages import FIRST, Cursor, read_page
+from gateway.tenancy.pages import FIRST, Cursor, page_query
 from gateway.tenancy.projects import lock_project
 
 
@@ -110,9 +111,15 @@ async def list_members(
     conn: AsyncConnection, *, org_id: str, project_id: str, cursor: Cursor = FIRST
 ) -> tuple[list[Member], bool]:
     """Raises: InvalidField (limit)."""
-    listed = _members(org_id, project_id)
-    rows, more = await read_page(conn, listed, project_members.c.user_id, cursor)
-    return [Member(**row._mapping) for row in rows], more
+    return await ask(conn, members_query(org_id=org_id, project_id=project_id, cursor=cursor))
+
+
+def members_query(
+    *, org_id: str, project_id: str, cursor: Cursor = FIRST
+) -> Query[tuple[list[Member], bool]]:
+    """Return the query of `list_members`. Raises: InvalidField (limit)."""
+    listed, key = _members(org_id, project_id), project_members.c.user_id
+    return page_query(listed, key, cursor, lambda row: Member(**row._mapping))
 
 
 async def change_member(

@@ -20,6 +20,7 @@ from gateway.installation.merge import ChangeCheck, StoredSetting
 from gateway.limits.spending import counter_of
 from gateway.tenancy.keys.keys import create_key
 from gateway.tenancy.members.members import add_member
+from gateway.tenancy.money.plans import create_plan
 from gateway.tenancy.money.spend_caps import create_spend_cap
 from gateway.tenancy.projects import create_project
 from gateway.tenancy.tables import api_keys
@@ -33,6 +34,7 @@ from tests.gateway.request_log.console_seeds import addresses_of_requests, make_
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'{{7*7}}${7*7} =cmd|' /C"
 """A name that attacks whoever shows it unescaped."""
 MANY = 1000
+PLAN = "steady"
 BUDGET_USD, USED = 20, (5, 12, 17, 20)
 
 
@@ -91,8 +93,19 @@ async def budgets(server: ConsoleServer) -> None:
             await server.services.redis.hset(counter.key(org.id), "n", used_usd * 10**9)
 
 
+async def plans(server: ConsoleServer) -> None:
+    async with tenant(server.services.system_db, server.little.id) as conn:
+        await create_plan(
+            conn,
+            name=PLAN,
+            values={"requests_per_minute": 600, "tokens_per_minute": 2_000_000},
+            operator_org=server.little.id,
+            actor=COMMAND_LINE,
+        )
+
+
 def things(server: ConsoleServer, org: Organization) -> list[str]:
-    """A key, a project and a person."""
+    """A key, a project, a person and a plan."""
 
     async def newest() -> list[str]:
         async with tenant(server.services.db, org.id) as conn:
@@ -104,6 +117,7 @@ def things(server: ConsoleServer, org: Organization) -> list[str]:
         *server.call(newest),
         f"/console/projects/{org.project_id}",
         f"/console/people/{org.users['developer']}",
+        f"/console/plans/{PLAN}",
         "/console/search?q=e",
         "/console/keys?state=expired",
         "/console/projects?state=archived",
@@ -187,7 +201,7 @@ async def billing(server: ConsoleServer) -> None:
 
 UPSTREAM = "https://models.example/v1"
 SEEDS: list[Callable[[ConsoleServer], Awaitable[None]]] = [
-    *(keys, projects, budgets, webhooks, stored_settings, billing, mcp_seeds.sow),
+    *(keys, projects, plans, budgets, webhooks, stored_settings, billing, mcp_seeds.sow),
     make_requests,
 ]
 ADDRESSES: list[Callable[[ConsoleServer, Organization], list[str]]] = [

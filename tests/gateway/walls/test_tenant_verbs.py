@@ -26,6 +26,7 @@ from sqlalchemy.exc import IntegrityError, NoResultFound
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import gateway
+from billing.queries import Query, ask
 from gateway.audit.log import Actor
 from gateway.audit.verify import NOWHERE
 from gateway.auth.bearer.revocations import Announcement
@@ -42,7 +43,7 @@ from gateway.wire.organization.audit import AuditLogsQuery
 from tests.budget import part_of
 from tests.gateway.walls.two_tenants import ALICE, IDS, MALLORY, id_of, populate, rows_of_alice
 
-Verb = Callable[..., Awaitable[Any]]
+Verb = Callable[..., Awaitable[Any] | Query[Any]]
 
 ROOMS = ("tenancy", "auth", "audit", "webhooks", "files", "batches", "vault", "mcp")
 SYSTEM = {
@@ -76,6 +77,7 @@ SYSTEM = {
     "tenancy.changes.changing": "a transaction, not a verb",
     "tenancy.members.invites.accept_invite": "whoever has the link, before the tenant is known",
     "tenancy.members.invites.find_invite": "whoever has the link, before the tenant is known",
+    "tenancy.pages.page_query": "a page of the statement that it is given",
     "tenancy.pages.read_page": "a page of the statement that it is given",
     "tenancy.pages.read_all": "all rows of the statement that it is given",
     "batches.batches.forget_deleted": "of what was deleted, whosever it was",
@@ -117,7 +119,7 @@ SYSTEM = {
     "tenancy.money.plans.record_changes": "plans are of the whole installation",
     "tenancy.money.plans.sync_plans": "plans are of the whole installation",
     "tenancy.money.plans.update_plan": "plans are of the whole installation",
-    "tenancy.project_pages.plan_names": "plans are of the whole installation",
+    "tenancy.project_pages.plans_query": "plans are of the whole installation",
     "tenancy.tables.check_plan": "plans are of the whole installation",
     "tenancy.money.top_ups.fail_top_up": "operators take the payments of tenants",
     "tenancy.money.top_ups.grant_top_up": "operators credit tenants, in the books of the house",
@@ -250,6 +252,11 @@ def reaches_postgres(function: Callable[..., object]) -> bool:
     return first is not None and str(first.annotation).split(".")[-1] in CONNECTIONS
 
 
+def makes_query(function: Callable[..., object]) -> bool:
+    """Tell whether it returns a query, which a page asks together with others."""
+    return str(inspect.signature(function).return_annotation).startswith("Query[")
+
+
 def verbs() -> dict[str, Verb]:
     """By their names without `gateway.`."""
     return {
@@ -259,7 +266,7 @@ def verbs() -> dict[str, Verb]:
         if inspect.isfunction(function)
         and function.__module__ == module.__name__
         and not name.startswith("_")
-        and reaches_postgres(function)
+        and (reaches_postgres(function) or makes_query(function))
     }
 
 
@@ -309,7 +316,11 @@ async def call(name: str, pool: AsyncEngine, redis: Redis, *, org: str) -> objec
                 named[each.name] = given[each.name]
             else:
                 positional.append(given[each.name])
-        return await TENANTS[name](*positional, **named)
+        made: Any = TENANTS[name](*positional, **named)
+        if isinstance(made, Query):
+            conn = await stack.enter_async_context(tenant(pool, org))
+            return await ask(conn, made)
+        return await made
 
 
 async def run_first(db: AsyncEngine, name: str) -> None:

@@ -9,23 +9,24 @@ from typing import Any
 
 from litestar import Response
 
-from billing.credits.balance import balance_of, owed_pico
-from billing.credits.balance_watch import settings_of
+from billing.credits.balance import balance_query, owed_query
+from billing.credits.balance_watch import settings_query
 from billing.credits.grants_admin import Credit, credits_of, to_credit
 from billing.credits.top_ups import TopUp, to_top_up, top_ups_of
 from billing.money import format_usd
+from billing.queries import ask_all
 from billing.tables import credit_grants, top_ups
 from gateway.console.tables import Table, TableColumn
 from gateway.request_errors import BadField
 from gateway.routes.admin.billing.credits import give_credit, tell
-from gateway.routes.console.billing.parts import OPERATOR, orgs_of, read_form, shared
+from gateway.routes.console.billing.parts import OPERATOR, orgs_query, read_form, shared
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
 from gateway.tenancy.changes import unchecked
 from gateway.tenancy.money import top_ups as verbs
 from gateway.tenancy.money.credits import take_back_credit
-from gateway.tenancy.orgs import get_org
-from gateway.tenancy.pages import Cursor, read_page
+from gateway.tenancy.orgs import org_query
+from gateway.tenancy.pages import Cursor, page_query
 from gateway.wire.admin.billing.credits import NewCredit
 from gateway.wire.admin.billing.top_ups import BalanceSettingsPatch, TopUpFailure, to_values
 
@@ -61,14 +62,19 @@ def used_share(credit: Credit) -> float:
 async def show(request: ConsoleRequest) -> Response[bytes]:
     org_id, now = request.org_id, request.now
     async with request.system_db.connect() as conn:
-        org = await get_org(conn, org_id)
-        listed = credits_of(org_id)
-        found, more = await read_page(conn, listed, credit_grants.c.id, request.cursor())
-        asked, _ = await read_page(conn, top_ups_of(org_id), top_ups.c.id, NEWEST)
-        balance, owed = await balance_of(conn, org_id), await owed_pico(conn, org_id)
-        wanted = await settings_of(conn, org_id)
-        orgs = await orgs_of(request, conn)
-    credits = [to_credit(row) for row in found]
+        org, balance, owed, wanted = await ask_all(
+            conn,
+            org_query(org_id),
+            balance_query(org_id),
+            owed_query(org_id),
+            settings_query(org_id),
+        )
+        (credits, more), (asked, _), orgs = await ask_all(
+            conn,
+            page_query(credits_of(org_id), credit_grants.c.id, request.cursor(), to_credit),
+            page_query(top_ups_of(org_id), top_ups.c.id, NEWEST, to_top_up),
+            orgs_query(request),
+        )
     table = Table(
         "Credits",
         credits,
@@ -91,7 +97,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         balance=balance,
         owed_pico=owed,
         wanted=wanted,
-        asked=to_asked([to_top_up(row) for row in asked]),
+        asked=to_asked(asked),
         is_open=lambda credit: is_open(credit, now),
         amount_text=lambda pico: "" if pico is None else format_usd(pico),
     )

@@ -13,14 +13,13 @@ import sqlalchemy as sa
 from litestar import Response
 
 from billing.currency import format_coins
-from billing.invoices.collection import SettlementEntry, entries_of
+from billing.invoices.collection import SettlementEntry, entries_query
 from billing.invoices.invoice import (
     Invoice,
     InvoiceLine,
-    OpenInvoices,
-    get_with_amounts,
+    amounts_query,
     lines_of,
-    open_invoices_of,
+    open_invoices_query,
     to_amounts,
     to_invoice,
     to_line,
@@ -30,17 +29,17 @@ from billing.invoices.states import DRAFT, OPEN, PAID, Amounts, State
 from billing.invoices.tables import invoice_lines
 from billing.invoices.tables import invoices as invoice_table
 from billing.pricing.drafts import format_price
-from billing.reports.forecast import forecast_month
-from billing.tables import read_struct
+from billing.queries import ask_all
+from billing.reports.forecast import forecast_query
 from gateway.console.pages import guard_console
 from gateway.console.tables import Table, TableColumn
 from gateway.routes.admin.billing.billing_account import finalize_invoice, take_back, take_payment
 from gateway.routes.admin.billing.invoice_exports import DOCUMENTS, TABLES, exported
-from gateway.routes.console.billing.parts import OPERATOR, orgs_of, read_form, shared
+from gateway.routes.console.billing.parts import OPERATOR, orgs_query, read_form, shared
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
-from gateway.tenancy.pages import read_page
-from gateway.tenancy.projects import names_of_projects
+from gateway.tenancy.pages import page_query
+from gateway.tenancy.projects import with_project_names
 from gateway.wire.admin.billing.billing_account import NewCreditNote, NewPayment
 
 page = ConsolePage(name="billing", title="Billing", letter="b", in_any_org=True)
@@ -99,12 +98,13 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
     state = request.value("state", STATES) or None
     async with request.system_db.connect() as conn:
         listed = with_amounts(request.org_id, state=state)  # type: ignore[arg-type]
-        found, more = await read_page(conn, listed, invoice_table.c.id, request.cursor())
-        left = await conn.execute(open_invoices_of(request.org_id, request.now))
-        due = [read_struct(OpenInvoices, row) for row in left]
-        month = await forecast_month(conn, request.org_id, request.now)
-        orgs = await orgs_of(request, conn)
-    rows = [to_row(row) for row in found]
+        (rows, more), due, month, orgs = await ask_all(
+            conn,
+            page_query(listed, invoice_table.c.id, request.cursor(), to_row),
+            open_invoices_query(request.org_id, request.now),
+            forecast_query(request.org_id, request.now),
+            orgs_query(request),
+        )
     table = Table(
         "Invoices",
         rows,
@@ -167,18 +167,22 @@ def to_entries(row: InvoiceRow, entries: Sequence[SettlementEntry]) -> Table:
 async def show_invoice(request: ConsoleRequest) -> Response[bytes]:
     where = {"org_id": request.org_id, "invoice_id": request.ids["invoice_id"]}
     async with request.system_db.connect() as conn:
-        invoice, amounts = await get_with_amounts(conn, **where)
-        listed, cursor = lines_of(**where), request.cursor("asc")
-        found, more = await read_page(conn, listed, invoice_lines.c.id, cursor)
-        entries = await entries_of(conn, **where)
-        names = await names_of_projects(
-            conn, org_id=request.org_id, project_ids={each.project for each in found}
+        (invoice, amounts), (found, more), entries = await ask_all(
+            conn,
+            amounts_query(**where),
+            page_query(
+                with_project_names(lines_of(**where), invoice_lines.c.project, request.org_id),
+                invoice_lines.c.id,
+                request.cursor("asc"),
+                lambda row: (to_line(row), row.project_name),
+            ),
+            entries_query(**where),
         )
     row = InvoiceRow(invoice=invoice, amounts=amounts)
     currency = row.invoice.currency
     lines = [
-        LineRow(line=to_line(each), project_name=names.get(each.project), currency=currency)
-        for each in found
+        LineRow(line=line, project_name=project_name, currency=currency)
+        for line, project_name in found
     ]
     table = Table(
         f"Lines of {row.name}",

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.queries import Query
 from gateway.routes.console.frame.request import ConsoleRequest
 from gateway.tenancy.orgs import select_orgs
 from gateway.tenancy.tables import orgs
@@ -38,12 +38,13 @@ def shared(request: ConsoleRequest, orgs: list[tuple[str, str]]) -> dict[str, An
     }
 
 
-async def orgs_of(request: ConsoleRequest, conn: AsyncConnection) -> list[tuple[str, str]]:
-    """Return the organizations whose billing an operator may see, by name; for others none."""
-    if not request.can(OPERATOR):
-        return []
-    found = await conn.execute(select_orgs().order_by(orgs.c.name).limit(MAX_ORGS))
-    return [(row.id, row.name) for row in found]
+def orgs_query(request: ConsoleRequest) -> Query[list[tuple[str, str]]]:
+    """Return the query of the organizations whose billing an operator may see, by name; for others
+    of none."""
+    most = MAX_ORGS if request.can(OPERATOR) else 0
+    found = select_orgs().with_only_columns(orgs.c.id, orgs.c.name)
+    found = found.order_by(orgs.c.name).limit(most)
+    return Query(found, lambda rows: [(row.id, row.name) for row in rows])
 
 
 def read_form(kind: type[S], values: Mapping[str, Any]) -> S:

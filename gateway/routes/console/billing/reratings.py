@@ -9,15 +9,16 @@ from typing import Any
 from litestar import Response
 
 from billing.corrections.rerating import Rerating, ReratingPlan, reratings_of, to_rerating
+from billing.queries import ask_all
 from billing.tables import reratings as rerating_table
 from gateway.console.tables import Table, TableColumn
 from gateway.request_errors import BadField
 from gateway.routes.admin.billing.prices import lists_of
 from gateway.routes.admin.billing.reratings import apply_plan, plan_of
-from gateway.routes.console.billing.parts import OPERATOR, orgs_of, shared
+from gateway.routes.console.billing.parts import OPERATOR, orgs_query, shared
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
-from gateway.tenancy.pages import read_page
+from gateway.tenancy.pages import page_query
 from gateway.wire.admin.billing.reratings import NewRerating, PreviewQuery
 
 page = ConsolePage(name="billing/reratings", title="Re-ratings", below="billing", in_any_org=True)
@@ -33,9 +34,8 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         shown = await plan_of(request, read_period(request, request.query))
     async with request.system_db.connect() as conn:
         listed = reratings_of(request.org_id)
-        found, more = await read_page(conn, listed, rerating_table.c.id, request.cursor())
-        orgs = await orgs_of(request, conn)
-    rows = [to_rerating(row) for row in found]
+        listed_page = page_query(listed, rerating_table.c.id, request.cursor(), to_rerating)
+        (rows, more), orgs = await ask_all(conn, listed_page, orgs_query(request))
     done = Table(
         "Re-ratings",
         rows,
