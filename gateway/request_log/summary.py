@@ -16,7 +16,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.tables import TOTAL_PICO
+from billing.queries import Query, ask, ask_all
+from billing.tables import TOTAL_PICO, AnyRow
 from gateway.db import sum_up_in_memory
 from gateway.request_log.histograms import quantile_us, unpack
 from gateway.request_log.tables import HISTOGRAMS, OUTCOMES, TOKENS
@@ -28,24 +29,20 @@ LONGEST_BY_HOUR = timedelta(hours=49)
 MAX_GROUPS = 1000
 """Those that cost least are left out; the sums in all have them."""
 
-_SERVED = ("num_requests", *OUTCOMES, "duration_us", "queue_us")
+_SERVED = ("num_requests", *(name for name in OUTCOMES if name != "num_left"))
 _BILLED: Mapping[str, str] = {
     "uncached_tokens": "uncached_input + embedding_input",
     "cached_tokens": "cache_read",
     "written_tokens": "cache_write_5m + cache_write_1h",
     "output_tokens": "output + reasoning_output",
-    "reasoning_tokens": "reasoning_output",
     "cost_pico": TOTAL_PICO,
     "uncached_pico": "uncached_input_pico",
     "cached_pico": "cache_read_pico",
 }
 """Sums of the ledger, in the words of the log."""
+_COUNTED = {name: name for name in (*TOKENS, "cost_pico") if name in _BILLED}
+"""The same of the log, without what it does not know."""
 _COLUMNS = (*_SERVED, *_BILLED)
-_LEDGER = (
-    dict.fromkeys(_SERVED, "0")
-    | {name: f"sum({each})" for name, each in _BILLED.items()}
-    | dict.fromkeys(HISTOGRAMS, "0")
-)
 _TABLES = {"hour": "hourly", "day": "daily"}
 _GROUPED = {"tag": "value"}
 
@@ -60,6 +57,23 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ALL = Filters()
+
+
+class WantedLatencies(msgspec.Struct, frozen=True, kw_only=True):
+    """Says which histograms are wanted, and of what: to add them takes most of the time."""
+
+    names: Sequence[str] = HISTOGRAMS
+    in_time: bool = True
+    """Of all, and of each hour or day."""
+    by: Sequence[Group] = ()
+    """Of each group of these columns."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*(("bucket",) if self.in_time else ()), *self.by)
+
+
+IN_TIME = WantedLatencies()
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -113,16 +127,12 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     num_refused: int = 0
     num_limited: int = 0
     num_failed: int = 0
-    num_left: int = 0
     num_rated: int = 0
     num_good: int = 0
-    duration_us: int = 0
-    queue_us: int = 0
     uncached_tokens: int = 0
     cached_tokens: int = 0
     written_tokens: int = 0
     output_tokens: int = 0
-    reasoning_tokens: int = 0
     cost_pico: int = 0
     uncached_pico: int = 0
     cached_pico: int = 0
@@ -154,14 +164,6 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return _share(self.num_failed, self.num_requests)
 
     @property
-    def refusal_rate(self) -> float | None:
-        return _share(self.num_refused + self.num_limited, self.num_requests)
-
-    @property
-    def mean_queue_ms(self) -> float | None:
-        return self.queue_us / self.num_requests / 1000 if self.num_requests else None
-
-    @property
     def saved_pico(self) -> int:
         """Return what cached tokens would have cost more, at the mean price of uncached ones."""
         if not self.uncached_tokens:
@@ -189,26 +191,38 @@ def add_up(parts: Iterable[Sums]) -> Sums:
             whole[name] += getattr(part, name)
         for name in HISTOGRAMS:
             latencies[name] += int(getattr(part, name))
-    return Sums(**whole, ttft=str(latencies["ttft"]), tpot=str(latencies["tpot"]))
+    return Sums(**whole, **{name: str(each) for name, each in latencies.items()})
+
+
+class Before(msgspec.Struct, frozen=True):
+    """The period before, which is as long: what the present one is compared with."""
+
+    num_requests: int = 0
+    cost_pico: int = 0
+
+
+NOTHING_BEFORE = Before()
 
 
 class GroupSums(msgspec.Struct, frozen=True, kw_only=True):
-    """The sums of a group. `names`: by column, in the order that was asked."""
+    """The sums of a group. `names`: by column, in the order that was asked. It has latencies where
+    they were asked by the same columns."""
 
     names: tuple[str, ...]
     now: Sums
-    before: Sums = NO_SUMS
+    before: Before = NOTHING_BEFORE
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     window: Window
     now: Sums
-    before: Sums
-    """The period before is as long."""
+    before: Before
     buckets: Mapping[datetime, Sums]
     """By the begin of each hour or day; one without requests is not there."""
     groups: Sequence[GroupSums]
     """Those first that cost most."""
+    latencies: Mapping[tuple[str, ...], Sums]
+    """Sums of latencies alone, by the columns that they were asked by."""
     is_billed: bool
     """Money and tokens are the ledger's."""
 
@@ -225,123 +239,219 @@ async def summarize(
     by: Sequence[Group] = (),
     filters: Filters = ALL,
     tag: str = "",
+    latencies: WantedLatencies = IN_TIME,
 ) -> Summary:
     """Sum up a window. `tag`: the tag by whose values it is summed up, which the ledger alone has,
     and by day alone. `conn`: sees the org's rows."""
     if tag:
         window = window_of(window.start, max(window.end, window.start + LONGEST_BY_HOUR * 2))
-    is_billed = not filters.lane and "lane" not in by
-    query = _query(window.unit, by, filters, is_billed=is_billed, has_tag=bool(tag))
-    values = {"org": org, "before": window.before, "start": window.start, "end": window.end}
-    named = {name: value for name, value in msgspec.structs.asdict(filters).items() if value}
+    cut = _Cut(
+        unit=window.unit,
+        by=by,
+        where=[f"{name} = :{name}" for name, value in _asked(filters) if value],
+        is_billed=not filters.lane and "lane" not in by,
+        is_of_tag=bool(tag),
+    )
+    values: dict[str, Any] = {"org": org, "start": window.start, "end": window.end}
+    values |= {"before": window.before} | {name: value for name, value in _asked(filters) if value}
     if tag:
-        named["tag_name"] = tag
+        values["tag_name"] = tag
     await sum_up_in_memory(conn)
-    rows = (await conn.execute(sa.text(query), values | named)).mappings().all()
-    return _to_summary(rows, window, by, is_billed=is_billed)
+    if tag or not latencies.columns:
+        return _to_summary(window, cut, await ask(conn, cut.sums(values)))
+    sums, found = await ask_all(conn, cut.sums(values), cut.latencies(values, latencies))
+    return _with_latencies(_to_summary(window, cut, sums), found, latencies)
+
+
+def _asked(filters: Filters) -> Iterable[tuple[str, str]]:
+    return msgspec.structs.asdict(filters).items()
+
+
+class _Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """Writes the statement: the present time is read by hours or days and by groups, the one before
+    as a whole and by groups."""
+
+    unit: Unit
+    by: Sequence[Group]
+    where: Sequence[str]
+    is_billed: bool
+    is_of_tag: bool
+
+    def sums(self, values: Mapping[str, Any]) -> Query[Sequence[AnyRow]]:
+        sources = []
+        if not self.is_of_tag:
+            served = dict(zip(_SERVED, _SERVED, strict=True))
+            table = f"requests_{_TABLES[self.unit]}"
+            earlier = {"num_requests": "num_requests"}
+            if not self.is_billed:
+                served |= _COUNTED
+                earlier["cost_pico"] = "cost_pico"
+            sources += [self._now(table, served), self._before(table, earlier)]
+        if self.is_billed:
+            table = "usage_tags_daily" if self.is_of_tag else f"usage_{_TABLES[self.unit]}"
+            costs = {"cost_pico": _BILLED["cost_pico"]}
+            sources += [self._now(table, _BILLED), self._before(table, costs)]
+        cut = ", ".join(("is_group", "is_now", "bucket", *self.by))
+        added = ", ".join(f"sum({name})::{_type(name)} AS {name}" for name in _COLUMNS)
+        statement = f"""
+            WITH cut AS ({" UNION ALL ".join(sources)})
+            SELECT {cut}, {added} FROM cut GROUP BY {cut}
+            ORDER BY is_group, is_now DESC, cost_pico DESC, num_requests DESC
+            LIMIT {2 + 2 * MAX_GROUPS + (100 if self.unit == "hour" else 1200)}
+        """
+        columns = [sa.column(name, sa.Boolean) for name in ("is_group", "is_now")]
+        columns += [sa.column("bucket", sa.DateTime(timezone=True))]
+        columns += [sa.column(name, sa.Text) for name in self.by]
+        columns += [
+            sa.column(name, sa.Numeric if name.endswith("_pico") else sa.BigInteger)
+            for name in _COLUMNS
+        ]
+        return _query(statement, values, columns)
+
+    def latencies(
+        self, values: Mapping[str, Any], wanted: WantedLatencies
+    ) -> Query[Sequence[AnyRow]]:
+        """Return the query of histograms: of all and of each hour or day if those are wanted, and
+        of groups. What a row is not cut by is null in it."""
+        read = [*([f"{self.unit} AS bucket"] if wanted.in_time else []), *wanted.by]
+        names = wanted.columns
+        added = ", ".join(f"sum({name}) AS {name}" for name in wanted.names)
+        sets = ["()", "(bucket)"] if wanted.in_time else []
+        sets += [f"({', '.join(wanted.by)})"] if wanted.by else []
+        statement = f"""
+            SELECT {", ".join(names)}, {", ".join(f"sum({n})::text AS {n}" for n in wanted.names)}
+            FROM (
+                SELECT {", ".join(read)}, {added} FROM requests_{_TABLES[self.unit]}
+                WHERE {self._read("start", "end")}
+                GROUP BY {", ".join(str(n + 1) for n in range(len(read)))}
+            ) AS once GROUP BY GROUPING SETS ({", ".join(sets)})
+        """
+        columns = [
+            sa.column(each, sa.DateTime(timezone=True) if each == "bucket" else sa.Text)
+            for each in names
+        ]
+        return _query(statement, values, [*columns, *(sa.column(n, sa.Text) for n in wanted.names)])
+
+    def _now(self, table: str, sums: Mapping[str, str]) -> str:
+        own, named = self._groups()
+        sets = [f"({self.unit})", *([f"({', '.join(own)})"] if own else [])]
+        is_group = f"grouping({self.unit}) = 1"
+        read = (f"{is_group} AS is_group", "true AS is_now", f"{self.unit} AS bucket")
+        return f"""
+            SELECT {", ".join((*read, *named))}, {_listed(sums)} FROM {table}
+            WHERE {self._read("start", "end")} GROUP BY GROUPING SETS ({", ".join(sets)})
+        """
+
+    def _before(self, table: str, sums: Mapping[str, str]) -> str:
+        """Return the sums of the time before: of groups where it tells money."""
+        own, named = self._groups()
+        grouped = bool(own) and "cost_pico" in sums
+        read = ("false AS is_now", "NULL::timestamptz AS bucket")
+        where = f"FROM {table} WHERE {self._read('before', 'start')}"
+        if not grouped:
+            nulls = [f"NULL AS {each}" for each in self.by]
+            return f"SELECT {', '.join(('false', *read, *nulls))}, {_listed(sums)} {where}"
+        added = ", ".join(f"sum({each}) AS {name}" for name, each in sums.items())
+        return f"""
+            SELECT {", ".join((f"grouping({own[0]}) = 0 AS is_group", *read, *named))},
+                {_listed({name: name for name in sums})}
+            FROM (SELECT {", ".join(own)}, {added} {where} GROUP BY {", ".join(own)}) AS once
+            GROUP BY GROUPING SETS ((), ({", ".join(own)}))
+        """
+
+    def _groups(self) -> tuple[list[str], list[str]]:
+        """Return the columns of a table by which it is grouped, and the same under their names."""
+        own = [_GROUPED.get(each, each) for each in self.by]
+        return own, [f"{column} AS {each}" for column, each in zip(own, self.by, strict=True)]
+
+    def _read(self, since: str, until: str) -> str:
+        parts = ["org = :org", f"{self.unit} >= :{since}", f"{self.unit} < :{until}", *self.where]
+        return " AND ".join([*parts, *(["tag = :tag_name"] if self.is_of_tag else [])])
 
 
 def _query(
-    unit: Unit, by: Sequence[Group], filters: Filters, *, is_billed: bool, has_tag: bool
-) -> str:
-    """Return the statement. Each source is read once, for its hours or days and for its groups."""
-    where = [f"org = :org AND {unit} >= :before AND {unit} < :end"]
-    asked = msgspec.structs.asdict(filters)
-    where += [f"{name} = :{name}" for name, value in asked.items() if value]
-    sources = []
-    if not has_tag:
-        served = _served(is_billed=is_billed)
-        sources.append(_part(f"requests_{_TABLES[unit]}", unit, by, where, served))
-    if is_billed:
-        table = f"usage_{_TABLES[unit]}"
-        if has_tag:
-            table, where = "usage_tags_daily", [*where, "tag = :tag_name"]
-        sources.append(_part(table, unit, by, where, _LEDGER))
-    cut = ", ".join(("is_group", "is_now", "bucket", *by))
-    sums = {name: f"sum({name})::{_type(name)}" for name in _COLUMNS}
-    sums |= {name: f"coalesce(sum({name}), 0)::text" for name in HISTOGRAMS}
-    return f"""
-        WITH cut AS ({" UNION ALL ".join(sources)})
-        SELECT {cut}, {_listed(sums)} FROM cut GROUP BY {cut}
-        ORDER BY is_group, is_now DESC, cost_pico DESC, num_requests DESC LIMIT {_most_rows(unit)}
-    """
-
-
-def _part(
-    table: str, unit: Unit, by: Sequence[Group], where: Sequence[str], sums: Mapping[str, str]
-) -> str:
-    """Return the sums of a table: of each hour or day that is asked for, of the time before as a
-    whole, and of each group in both."""
-    groups = [_GROUPED.get(each, each) for each in by]
-    named = [f"{column} AS {each}" for column, each in zip(groups, by, strict=True)]
-    sets = ["(is_now, bucket)", *([f"(is_now, {', '.join(groups)})"] if by else [])]
-    return f"""
-        SELECT {", ".join(("grouping(bucket) = 1 AS is_group", "is_now", "bucket", *named))},
-            {_listed(sums)}
-        FROM (
-            SELECT *, {unit} >= :start AS is_now,
-                CASE WHEN {unit} >= :start THEN {unit} END AS bucket
-            FROM {table} WHERE {" AND ".join(where)}
-        ) AS read GROUP BY GROUPING SETS ({", ".join(sets)})
-    """
-
-
-def _served(*, is_billed: bool) -> Mapping[str, str]:
-    """Return the sums of the log. is_billed: without those of the ledger."""
-    sums = {name: f"sum({name})" for name in _SERVED}
-    if is_billed:
-        sums |= dict.fromkeys(_BILLED, "0")
-    else:
-        sums |= {name: f"sum({name})" for name in (*TOKENS, "cost_pico")}
-        sums |= dict.fromkeys(("uncached_pico", "cached_pico"), "0")
-    return sums | {name: f"sum({name}) FILTER (WHERE is_now)" for name in HISTOGRAMS}
+    statement: str, values: Mapping[str, Any], columns: Sequence[sa.ColumnClause[Any]]
+) -> Query[Sequence[AnyRow]]:
+    text = sa.text(statement)
+    named = {name: value for name, value in values.items() if name in text._bindparams}
+    return Query(text.bindparams(**named).columns(*columns), lambda rows: rows)
 
 
 def _listed(sums: Mapping[str, str]) -> str:
-    return ", ".join(f"{each} AS {name}" for name, each in sums.items())
+    """Return the sums of a part, and none of the others."""
+    each = {name: f"sum({sums[name]})" if name in sums else "0" for name in _COLUMNS}
+    return ", ".join(f"{value} AS {name}" for name, value in each.items())
 
 
 def _type(name: str) -> str:
     return "numeric(38, 0)" if name.endswith("_pico") else "bigint"
 
 
-def _most_rows(unit: Unit) -> int:
-    return 2 + 2 * MAX_GROUPS + (100 if unit == "hour" else 1200)
-
-
-def _to_summary(
-    rows: Sequence[sa.RowMapping], window: Window, by: Sequence[Group], *, is_billed: bool
-) -> Summary:
-    before_all = NO_SUMS
+def _to_summary(window: Window, cut: _Cut, rows: Sequence[AnyRow]) -> Summary:
+    before_all = NOTHING_BEFORE
     buckets: dict[datetime, Sums] = {}
-    groups: dict[bool, dict[tuple[str, ...], Sums]] = {True: {}, False: {}}
+    groups: dict[tuple[str, ...], Sums] = {}
+    before: dict[tuple[str, ...], Before] = {}
+    first = 3 + len(cut.by)
     for row in rows:
-        counts: dict[str, Any] = {name: int(row[name]) for name in _COLUMNS}
-        sums = Sums(**counts, ttft=row["ttft"], tpot=row["tpot"])
-        if row["is_group"]:
-            groups[row["is_now"]][tuple(row[name] for name in by)] = sums
-        elif row["is_now"]:
-            buckets[row["bucket"].astimezone(UTC)] = sums
+        is_group, is_now, bucket = row[:3]
+        counts = {name: int(each or 0) for name, each in zip(_COLUMNS, row[first:], strict=True)}
+        names = tuple(row[3:first])
+        if not is_now:
+            earlier = Before(counts["num_requests"], counts["cost_pico"])
+            if is_group:
+                before[names] = earlier
+            else:
+                before_all = earlier
+        elif is_group:
+            groups[names] = Sums(**counts)
         else:
-            before_all = sums
-    now = add_up(buckets.values())
-    before = groups[False]
+            buckets[bucket.astimezone(UTC)] = Sums(**counts)
     found = [
-        GroupSums(names=names, now=sums, before=before.get(names, NO_SUMS))
-        for names, sums in groups[True].items()
+        GroupSums(names=names, now=sums, before=before.get(names, NOTHING_BEFORE))
+        for names, sums in groups.items()
     ]
     found += [
-        GroupSums(names=names, now=NO_SUMS, before=sums)
-        for names, sums in before.items()
-        if names not in groups[True]
+        GroupSums(names=names, now=NO_SUMS, before=earlier)
+        for names, earlier in before.items()
+        if names not in groups
     ]
     return Summary(
         window=window,
-        now=now,
+        now=add_up(buckets.values()),
         before=before_all,
         buckets=buckets,
         groups=found[:MAX_GROUPS],
-        is_billed=is_billed,
+        latencies={},
+        is_billed=cut.is_billed,
+    )
+
+
+def _with_latencies(summary: Summary, rows: Sequence[AnyRow], wanted: WantedLatencies) -> Summary:
+    """Add histograms to what they are of: all, the hours or days, the groups."""
+    whole: dict[str, str] = {}
+    buckets: dict[datetime, dict[str, str]] = {}
+    groups: dict[tuple[str, ...], dict[str, str]] = {}
+    first = len(wanted.columns)
+    for row in rows:
+        found = {n: each or "0" for n, each in zip(wanted.names, row[first:], strict=True)}
+        names = tuple(row[int(wanted.in_time) : first])
+        if wanted.in_time and row[0] is not None:
+            buckets[row[0].astimezone(UTC)] = found
+        elif names and names[0] is not None:
+            groups[names] = found
+        else:
+            whole = found
+    add = msgspec.structs.replace
+    return add(
+        summary,
+        now=add(summary.now, **whole),
+        buckets={at: add(sums, **buckets.get(at, {})) for at, sums in summary.buckets.items()},
+        groups=[
+            add(each, now=add(each.now, **groups[each.names])) if each.names in groups else each
+            for each in summary.groups
+        ],
+        latencies={names: Sums(**each) for names, each in groups.items()},
     )
 
 

@@ -23,6 +23,7 @@ from gateway.request_log.summary import (
     GroupSums,
     Summary,
     Sums,
+    WantedLatencies,
     add_up,
     summarize,
     window_of,
@@ -56,7 +57,12 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
     window = window_of(request.range.start, request.range.end)
     async with request.transaction() as conn:
         summary = await summarize(
-            conn, request.org_id, window, by=("project", "model"), filters=filters
+            conn,
+            request.org_id,
+            window,
+            by=("project", "model"),
+            filters=filters,
+            latencies=WantedLatencies(by=("model",)),
         )
         found = await find_attention(conn, request.org_id)
     lane: Any = filters.lane or "interactive"
@@ -166,7 +172,8 @@ def troubles(request: ConsoleRequest, summary: Summary) -> list[TodoItem]:
         slo = slos.of(model, lane)
         to = f"/console/requests?{urlencode(request.range.query | {'model': model})}"
         if sums.num_rated >= FEW_REQUESTS and (sums.goodput or 0) < slos.target:
-            found.append(_slow(model, sums, slo, f"{to}&outcome=missed"))
+            latencies = summary.latencies.get((model,), NO_SUMS)
+            found.append(_slow(model, sums, latencies, slo, f"{to}&outcome=missed"))
         if (sums.error_rate or 0) > MANY_FAILURES:
             text = f"{percent(sums.error_rate)} of {count(sums.num_requests)} requests failed"
             need = TodoItem(word="Errors", tone="err", title=model, text=text)
@@ -174,9 +181,9 @@ def troubles(request: ConsoleRequest, summary: Summary) -> list[TodoItem]:
     return found
 
 
-def _slow(model: str, sums: Sums, slo: Slo, to: str) -> TodoItem:
+def _slow(model: str, sums: Sums, latencies: Sums, slo: Slo, to: str) -> TodoItem:
     text = f"{percent(sums.goodput)} of its requests met the SLO"
-    p99 = sums.ttft_ms.p99
+    p99 = latencies.ttft_ms.p99
     if p99 is not None and p99 > slo.ttft_s * 1000:
         text += f"; first token p99 {ms(p99)} over {ms(slo.ttft_s * 1000)}"
     return TodoItem(word="SLO", tone="err", title=model, text=text, to=to, action="Which")

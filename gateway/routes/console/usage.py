@@ -13,7 +13,15 @@ from gateway.console.tables import Table, TableColumn
 from gateway.principal import SCOPE_USAGE_READ
 from gateway.request_errors import BadField
 from gateway.request_log.search import find_names
-from gateway.request_log.summary import Filters, Group, GroupSums, Summary, summarize, window_of
+from gateway.request_log.summary import (
+    Filters,
+    Group,
+    GroupSums,
+    Summary,
+    WantedLatencies,
+    summarize,
+    window_of,
+)
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
 from gateway.routes.console.overview import LANES, change, tokens_table
@@ -41,7 +49,13 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
     tag_read = tag if by == "tag" else ""
     async with request.transaction() as conn:
         summary = await summarize(
-            conn, request.org_id, window, by=groups, filters=filters, tag=tag_read
+            conn,
+            request.org_id,
+            window,
+            by=groups,
+            filters=filters,
+            tag=tag_read,
+            latencies=WantedLatencies(names=("ttft",), in_time=False, by=groups),
         )
         ids = {name for group in summary.groups for name in group.names}
         names = await find_names(conn, request.org_id, ids | {filters.project, filters.key})

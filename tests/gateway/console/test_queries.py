@@ -19,7 +19,6 @@ import pytest
 import sqlalchemy as sa
 
 from gateway.console.assets import ADDRESS
-from gateway.db import SET_FOR_SUMS, SET_TENANT
 from gateway.routes.console.frame import page as frame
 from gateway.routes.console.frame.navigation import PAGES
 from tests.gateway.console.server import ConsoleServer, Organization
@@ -30,7 +29,6 @@ MOST = 2
 MOST_OF_FRAME, MOST_SETTINGS = 1, 3
 STREAMS = {"/console/requests/live"}
 """They end when the browser leaves, and read what one reader of the worker found for all."""
-SETTINGS = (SET_TENANT.text, SET_FOR_SUMS.text)
 Sessions = Callable[[str, str], dict[str, str]]
 
 
@@ -44,7 +42,7 @@ class Statements:
         self.is_frame = False
 
     def note(self, statement: str) -> None:
-        if statement.startswith("SELECT set_config("):
+        if statement.strip().startswith("SELECT set_config("):
             self.settings.append(statement)
         else:
             (self.frame if self.is_frame else self.own).append(statement)
