@@ -47,7 +47,7 @@ from gateway.auth.login.sessions import start_session
 from gateway.db import create_engine, tenant
 from gateway.request_log.histograms import DIGITS, NUM_BUCKETS
 from gateway.request_log.search import Search, find_landed, find_request, find_requests
-from gateway.request_log.summary import Filters, Group, WantedLatencies, summarize, window_of
+from gateway.request_log.summary import Filters, Group, LatencyChoice, summarize, window_of
 from gateway.request_log.tables import COUNTS, GROUPED, HISTOGRAMS
 from gateway.routes.shared.browser import HOST_PREFIX, SESSION
 from gateway.routes.shared.services import Services
@@ -89,7 +89,7 @@ async def make_tenant(services: Services, number: int) -> Tenant:
     async with services.system_db.begin() as conn:
         org = await create_org(conn, name="bench", actor=COMMAND_LINE)
     async with tenant(services.system_db, org.id) as conn:
-        who = {"org_id": org.id, "actor": COMMAND_LINE}
+        who: dict[str, Any] = {"org_id": org.id, "actor": COMMAND_LINE}
         projects = [
             (await create_project(conn, name=f"project {n}", **who)).id
             for n in range(max(1, number // 10))
@@ -109,7 +109,7 @@ async def make_tenant(services: Services, number: int) -> Tenant:
         user = await create_user(
             conn, email="owner@bench.example", name="Owner", role="owner", **who
         )
-        signed_in = {"user_id": user.id, "amr": ["pwd"], "now": datetime.now(UTC)}
+        signed_in: dict[str, Any] = {"user_id": user.id, "amr": ["pwd"], "now": datetime.now(UTC)}
         token = await start_session(conn, auth.sessions, **who, **signed_in)
     name = HOST_PREFIX + SESSION if auth.secure else SESSION
     return Tenant(org=org.id, projects=projects, keys=keys, cookies={name: token})
@@ -118,7 +118,7 @@ async def make_tenant(services: Services, number: int) -> Tenant:
 async def make(db: AsyncEngine, whose: Tenant, requests: int, now: datetime) -> int:
     """Make the organization's month. Returns how many rows of requests it has."""
     hour = now.replace(minute=0, second=0, microsecond=0)
-    named = {"org": whose.org, "projects": whose.projects, "keys": whose.keys}
+    named: dict[str, Any] = {"org": whose.org, "projects": whose.projects, "keys": whose.keys}
     named |= {"start": hour - timedelta(days=DAYS), "end": hour}
     each = requests / (DAYS * 24 * len(whose.keys) * 2)
     few = {"org": "org_small", "projects": ["proj_small"], "keys": [f"key_{n}" for n in range(10)]}
@@ -261,9 +261,9 @@ def statements(whose: Tenant, now: datetime, last_id: str) -> dict[str, Ask]:
     day, month = now - timedelta(hours=24), now - timedelta(days=DAYS - 15)
 
     def sums(start: datetime, *by: Group, key: str = "") -> Ask:
-        wanted = WantedLatencies(names=("ttft",), in_time=False, by=by)
+        wanted = LatencyChoice(names=("ttft",), in_time=False, by=by)
         if len(by) > 1:
-            wanted = WantedLatencies(by=("model",))
+            wanted = LatencyChoice(by=("model",))
         asked: dict[str, Any] = {"by": by, "filters": Filters(key=key), "latencies": wanted}
         return lambda conn: summarize(conn, whose.org, window_of(start, now), **asked)
 

@@ -30,7 +30,7 @@ D = TypeVar("D")
 class Query(Generic[T]):
     """A SELECT, and what makes something of its rows."""
 
-    select: sa.SelectBase
+    select: sa.Select[Any] | sa.CompoundSelect[Any] | sa.TextualSelect
     read: Callable[[Sequence[AnyRow]], T]
 
 

@@ -59,21 +59,20 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
 ALL = Filters()
 
 
-class WantedLatencies(msgspec.Struct, frozen=True, kw_only=True):
-    """Says which histograms are wanted, and of what: to add them takes most of the time."""
+class LatencyChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Says which histograms are wanted, and of what: to add them takes most of the time. `in_time`:
+    of all, and of each hour or day. `by`: of each group of these columns."""
 
     names: Sequence[str] = HISTOGRAMS
     in_time: bool = True
-    """Of all, and of each hour or day."""
     by: Sequence[Group] = ()
-    """Of each group of these columns."""
 
     @property
     def columns(self) -> tuple[str, ...]:
         return (*(("bucket",) if self.in_time else ()), *self.by)
 
 
-IN_TIME = WantedLatencies()
+IN_TIME = LatencyChoice()
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -191,17 +190,18 @@ def add_up(parts: Iterable[Sums]) -> Sums:
             whole[name] += getattr(part, name)
         for name in HISTOGRAMS:
             latencies[name] += int(getattr(part, name))
-    return Sums(**whole, **{name: str(each) for name, each in latencies.items()})
+    found: dict[str, Any] = whole | {name: str(each) for name, each in latencies.items()}
+    return Sums(**found)
 
 
-class Before(msgspec.Struct, frozen=True):
+class EarlierPeriod(msgspec.Struct, frozen=True):
     """The period before, which is as long: what the present one is compared with."""
 
     num_requests: int = 0
     cost_pico: int = 0
 
 
-NOTHING_BEFORE = Before()
+NOTHING_BEFORE = EarlierPeriod()
 
 
 class GroupSums(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,13 +210,13 @@ class GroupSums(msgspec.Struct, frozen=True, kw_only=True):
 
     names: tuple[str, ...]
     now: Sums
-    before: Before = NOTHING_BEFORE
+    before: EarlierPeriod = NOTHING_BEFORE
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     window: Window
     now: Sums
-    before: Before
+    before: EarlierPeriod
     buckets: Mapping[datetime, Sums]
     """By the begin of each hour or day; one without requests is not there."""
     groups: Sequence[GroupSums]
@@ -239,13 +239,13 @@ async def summarize(
     by: Sequence[Group] = (),
     filters: Filters = ALL,
     tag: str = "",
-    latencies: WantedLatencies = IN_TIME,
+    latencies: LatencyChoice = IN_TIME,
 ) -> Summary:
     """Sum up a window. `tag`: the tag by whose values it is summed up, which the ledger alone has,
     and by day alone. `conn`: sees the org's rows."""
     if tag:
         window = window_of(window.start, max(window.end, window.start + LONGEST_BY_HOUR * 2))
-    cut = _Cut(
+    cut = _Statement(
         unit=window.unit,
         by=by,
         where=[f"{name} = :{name}" for name, value in _asked(filters) if value],
@@ -267,7 +267,7 @@ def _asked(filters: Filters) -> Iterable[tuple[str, str]]:
     return msgspec.structs.asdict(filters).items()
 
 
-class _Cut(msgspec.Struct, frozen=True, kw_only=True):
+class _Statement(msgspec.Struct, frozen=True, kw_only=True):
     """Writes the statement: the present time is read by hours or days and by groups, the one before
     as a whole and by groups."""
 
@@ -299,8 +299,9 @@ class _Cut(msgspec.Struct, frozen=True, kw_only=True):
             ORDER BY is_group, is_now DESC, cost_pico DESC, num_requests DESC
             LIMIT {2 + 2 * MAX_GROUPS + (100 if self.unit == "hour" else 1200)}
         """
+        columns: list[sa.ColumnClause[Any]]
         columns = [sa.column(name, sa.Boolean) for name in ("is_group", "is_now")]
-        columns += [sa.column("bucket", sa.DateTime(timezone=True))]
+        columns.append(sa.column("bucket", sa.DateTime(timezone=True)))
         columns += [sa.column(name, sa.Text) for name in self.by]
         columns += [
             sa.column(name, sa.Numeric if name.endswith("_pico") else sa.BigInteger)
@@ -309,7 +310,7 @@ class _Cut(msgspec.Struct, frozen=True, kw_only=True):
         return _query(statement, values, columns)
 
     def latencies(
-        self, values: Mapping[str, Any], wanted: WantedLatencies
+        self, values: Mapping[str, Any], wanted: LatencyChoice
     ) -> Query[Sequence[AnyRow]]:
         """Return the query of histograms: of all and of each hour or day if those are wanted, and
         of groups. What a row is not cut by is null in it."""
@@ -387,18 +388,20 @@ def _type(name: str) -> str:
     return "numeric(38, 0)" if name.endswith("_pico") else "bigint"
 
 
-def _to_summary(window: Window, cut: _Cut, rows: Sequence[AnyRow]) -> Summary:
+def _to_summary(window: Window, cut: _Statement, rows: Sequence[AnyRow]) -> Summary:
     before_all = NOTHING_BEFORE
     buckets: dict[datetime, Sums] = {}
     groups: dict[tuple[str, ...], Sums] = {}
-    before: dict[tuple[str, ...], Before] = {}
+    before: dict[tuple[str, ...], EarlierPeriod] = {}
     first = 3 + len(cut.by)
     for row in rows:
         is_group, is_now, bucket = row[:3]
-        counts = {name: int(each or 0) for name, each in zip(_COLUMNS, row[first:], strict=True)}
+        counts: dict[str, Any] = {
+            name: int(each or 0) for name, each in zip(_COLUMNS, row[first:], strict=True)
+        }
         names = tuple(row[3:first])
         if not is_now:
-            earlier = Before(counts["num_requests"], counts["cost_pico"])
+            earlier = EarlierPeriod(counts["num_requests"], counts["cost_pico"])
             if is_group:
                 before[names] = earlier
             else:
@@ -427,11 +430,11 @@ def _to_summary(window: Window, cut: _Cut, rows: Sequence[AnyRow]) -> Summary:
     )
 
 
-def _with_latencies(summary: Summary, rows: Sequence[AnyRow], wanted: WantedLatencies) -> Summary:
+def _with_latencies(summary: Summary, rows: Sequence[AnyRow], wanted: LatencyChoice) -> Summary:
     """Add histograms to what they are of: all, the hours or days, the groups."""
     whole: dict[str, str] = {}
     buckets: dict[datetime, dict[str, str]] = {}
-    groups: dict[tuple[str, ...], dict[str, str]] = {}
+    groups: dict[tuple[str, ...], dict[str, Any]] = {}
     first = len(wanted.columns)
     for row in rows:
         found = {n: each or "0" for n, each in zip(wanted.names, row[first:], strict=True)}

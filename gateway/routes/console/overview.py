@@ -21,9 +21,9 @@ from gateway.request_log.summary import (
     NO_SUMS,
     Filters,
     GroupSums,
+    LatencyChoice,
     Summary,
     Sums,
-    WantedLatencies,
     add_up,
     summarize,
     window_of,
@@ -62,7 +62,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
             window,
             by=("project", "model"),
             filters=filters,
-            latencies=WantedLatencies(by=("model",)),
+            latencies=LatencyChoice(by=("model",)),
         )
         found = await find_attention(conn, request.org_id)
     lane: Any = filters.lane or "interactive"

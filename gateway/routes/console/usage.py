@@ -17,8 +17,8 @@ from gateway.request_log.summary import (
     Filters,
     Group,
     GroupSums,
+    LatencyChoice,
     Summary,
-    WantedLatencies,
     summarize,
     window_of,
 )
@@ -55,7 +55,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
             by=groups,
             filters=filters,
             tag=tag_read,
-            latencies=WantedLatencies(names=("ttft",), in_time=False, by=groups),
+            latencies=LatencyChoice(names=("ttft",), in_time=False, by=groups),
         )
         ids = {name for group in summary.groups for name in group.names}
         names = await find_names(conn, request.org_id, ids | {filters.project, filters.key})

@@ -26,8 +26,8 @@ from gateway.tenancy.projects import create_project
 from gateway.tenancy.tables import api_keys
 from gateway.webhooks.endpoints import create_endpoint, select_endpoints
 from gateway.webhooks.tables import deliveries, endpoints
+from tests.billing.console_seeds import invoice_addresses, sow_billing
 from tests.gateway.console import mcp_seeds
-from tests.gateway.console.billing_seeds import invoice_addresses, sow_billing
 from tests.gateway.console.server import ConsoleServer, Organization
 from tests.gateway.request_log.console_seeds import addresses_of_requests, make_requests
 

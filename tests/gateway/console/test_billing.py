@@ -12,7 +12,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from tests.gateway.console.billing_seeds import invoice_addresses
+from tests.billing.console_seeds import invoice_addresses
 from tests.gateway.console.conftest import Visit
 from tests.gateway.console.seeds import HOSTILE, MANY
 from tests.gateway.console.server import ConsoleServer
