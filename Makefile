@@ -10,6 +10,8 @@ TESTERS ?= 3
 # Those by which every branch of gateway/auth runs: the tracer, which doubles what a test takes, sees no others.
 AUTH := tests/gateway/auth tests/gateway/audit/test_by_itself.py \
   $(addprefix tests/gateway/routes/,asgi/test_cors.py shared/test_guards.py)
+# Those that read the program instead of running it: its syntax trees are in one process, once.
+SHAPE := $(addprefix tests/,test_tidy.py test_structure.py test_architecture.py docs/test_quotations.py)
 SUITE := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(TESTERS)
 AUTH_COVERAGE := --cov=gateway/auth --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 BIN := $(VENV)/bin
@@ -55,7 +57,7 @@ endif
 
 # Without the checks of `make lint`.
 tests: $(VENV)/.dev
-	$(SUITE) $(addprefix --ignore=,tests/test_tidy.py tests/test_structure.py tests/test_architecture.py)
+	$(SUITE) $(addprefix --ignore=,$(SHAPE))
 
 # All of it: large budgets, full products, every branch of gateway/auth, a thousand kills, made-up conversations, the suites
 # of others (which need npm), a soak.
@@ -118,7 +120,7 @@ lint-types:
 
 lint-shape:
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_structure.py tests/test_architecture.py
+	$(BIN)/python -m pytest -q $(SHAPE)
 
 OLD_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "tollgate needs Python >= 3.11; set PYTHON=/path/to/python3.11"; exit 1; }

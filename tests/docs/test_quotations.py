@@ -35,12 +35,15 @@ def spoken(node: ast.AST) -> str:
 
 @cache
 def texts() -> str:
-    """Return all of them, a line each."""
+    """Return all of them, a line each. The trees are not kept: each later collection of garbage in
+    this process would walk them."""
     files = (path for path in python_files() if relative(path).startswith(SPOKEN_IN))
     nodes = (node for path in files for node in ast.walk(tree_of(path)))
-    return "\n".join(
+    found = "\n".join(
         spoken(each) for each in nodes if isinstance(each, ast.JoinedStr | ast.Constant)
     )
+    tree_of.cache_clear()
+    return found
 
 
 def is_said(quoted: str) -> bool:

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -61,6 +62,13 @@ class FarReplica:
 
     async def close(self) -> None:
         self.num_closed += 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> None:
+    """Leave all that other tests have made out of the collections that the machine waits for."""
+    gc.collect()
+    gc.freeze()
 
 
 class ModelsThatComeAndGo(RuleBasedStateMachine):
