@@ -51,6 +51,7 @@ def test_the_script_runs_in_the_interpreter(tmp_path: Path) -> None:
     assert result["roofline_measured"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_tuner_runs_in_the_interpreter(tmp_path: Path) -> None:
     pytest.importorskip("triton")

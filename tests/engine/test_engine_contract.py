@@ -353,7 +353,7 @@ async def test_a_lane_above_is_begun_first_and_tenants_take_turns(any_engine: En
     begun: list[str] = []
 
     async def one(name: str, lane: str, tenant: str) -> None:
-        asked = ask(name, max_tokens=200)
+        asked = ask(name, max_tokens=40)
         asked = msgspec.structs.replace(asked, lane=lane, tenant=tenant)
         async with aclosing(any_engine.generate(asked)) as outputs:
             async for _ in outputs:

@@ -130,6 +130,7 @@ def against_plain(
     return preempted
 
 
+@pytest.mark.nightly
 def test_experts_and_a_window(device: torch.device, tmp_path: Path) -> None:
     """Padding is routed to experts, too, and tables lose the blocks before the window."""
     model = load(tmp_path, device, **MIXTURE)
@@ -229,6 +230,7 @@ def test_grammars(device: torch.device, tmp_path: Path) -> None:
     assert 0 < guesser.num_right < guesser.num_guessed
 
 
+@pytest.mark.nightly
 def test_drafts_come_from_graphs(device: torch.device, tmp_path: Path) -> None:
     """The model is its own draft, over a cache of its own. What is drawn without penalties is
     always right, and all is decodes but the prompt and what was said in a plain step."""

@@ -11,12 +11,16 @@ from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.kernels import backend
 from engine.protocol import EngineRequest, SamplingParams
+from tests.budget import NIGHT
 from tests.engine import checkpoints
 
 pytest.importorskip("triton")  # imported, the interpreter is seen to be on
 
 
-@pytest.mark.parametrize(("max_num_seqs", "max_num_batched_tokens"), [(1, 24), (4, 5), (1, 1)])
+@pytest.mark.parametrize(
+    ("max_num_seqs", "max_num_batched_tokens"),
+    [pytest.param(1, 24, marks=NIGHT), pytest.param(4, 5, marks=NIGHT), (1, 1)],
+)
 def test_an_engine_of_small_steps_starts_and_answers(
     device: torch.device, tmp_path: Path, max_num_seqs: int, max_num_batched_tokens: int
 ) -> None:

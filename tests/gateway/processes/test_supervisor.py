@@ -21,7 +21,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from gateway.cli.main import tollgate
 from gateway.home import Home
 from gateway.processes import supervisor
 from tests.databases import with_cluster
@@ -416,15 +418,11 @@ async def test_readiness_is_asked_for_under_the_address_that_is_served(
 
 
 def command(up: Up, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `tollgate ARGUMENTS` for the home, in this process: imports are a second each."""
     where = ["--home", str(up.home), "--config", str(up.config)]
     given = [] if "--home" in arguments else where
-    return subprocess.run(
-        [sys.executable, "-m", "gateway", *arguments, *given],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = CliRunner().invoke(tollgate, [*arguments, *given], prog_name="tollgate")
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
 def models(up: Up, key: str | None = None) -> list[str]:
