@@ -38,7 +38,7 @@ clients: $(VENV)/.dev .clients/.done
 	.clients/bin/python -m pip install -q -r requirements/clients.txt
 	@touch $@
 
-.PHONY: tests test-nightly test-postgres test-stress clients fields map shots fuzz soak chaos-nightly run test setup lint lint-style lint-types lint-shape lock dist penny clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
+.PHONY: tests bytecode test-nightly test-postgres test-stress clients fields map shots fuzz soak chaos-nightly run test setup lint lint-style lint-types lint-shape lock dist penny clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
@@ -48,12 +48,16 @@ run: $(VENV)/.runtime
 test: $(VENV)/.dev lint-style
 ifeq ($(strip $(PYTEST_ARGS)),)
 	@said=$$(mktemp); $(BIN)/mypy >$$said 2>&1 & types=$$!; \
-	  $(MAKE) --no-print-directory lint-shape tests; status=$$?; \
+	  $(MAKE) --no-print-directory -j2 lint-shape bytecode && $(MAKE) --no-print-directory tests; status=$$?; \
 	  wait $$types || status=1; cat $$said; rm $$said; exit $$status
 else
 	@$(MAKE) --no-print-directory -j2 lint-types lint-shape
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
+
+# In a clean clone, read all tests once beside the linters: each worker would rewrite and compile every one of them.
+bytecode: $(VENV)/.dev
+	@[ -d tests/gateway/__pycache__ ] || $(BIN)/python -m pytest -q --collect-only >/dev/null 2>&1 || true
 
 # Without the checks of `make lint`.
 tests: $(VENV)/.dev
