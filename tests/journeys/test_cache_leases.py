@@ -126,7 +126,7 @@ def test_what_is_paid_to_be_kept_is_read_or_paid_back(stack: Stack) -> None:
     assert customer.ask(kept, keep=True) == read, "more than the cache holds came by"
     customer.expect((None, None))
 
-    customer.ask(text("elephant", 250), keep=False)
+    customer.ask(text("elephant", 190), keep=False)
     premium = wrote.cache_write_tokens * PREMIUM
     customer.expect(("evicted", premium))
     again = customer.ask(kept, keep=True)
