@@ -265,6 +265,7 @@ def statements(whose: Tenant, now: datetime, last_id: str) -> dict[str, Ask]:
         if len(by) > 1:
             wanted = LatencyChoice(by=("model",))
         asked: dict[str, Any] = {"by": by, "filters": Filters(key=key), "latencies": wanted}
+        asked["compares_groups"] = len(by) == 1
         return lambda conn: summarize(conn, whose.org, window_of(start, now), **asked)
 
     def search(after: str | None = None, **wanted: Any) -> Ask:

@@ -240,9 +240,11 @@ async def summarize(
     filters: Filters = ALL,
     tag: str = "",
     latencies: LatencyChoice = IN_TIME,
+    compares_groups: bool = True,
 ) -> Summary:
     """Sum up a window. `tag`: the tag by whose values it is summed up, which the ledger alone has,
-    and by day alone. `conn`: sees the org's rows."""
+    and by day alone. `compares_groups`: groups have the period before. `conn`: sees the org's
+    rows."""
     if tag:
         window = window_of(window.start, max(window.end, window.start + LONGEST_BY_HOUR * 2))
     cut = _Statement(
@@ -251,6 +253,7 @@ async def summarize(
         where=[f"{name} = :{name}" for name, value in _asked(filters) if value],
         is_billed=not filters.lane and "lane" not in by,
         is_of_tag=bool(tag),
+        compares_groups=compares_groups,
     )
     values: dict[str, Any] = {"org": org, "start": window.start, "end": window.end}
     values |= {"before": window.before} | {name: value for name, value in _asked(filters) if value}
@@ -276,6 +279,7 @@ class _Statement(msgspec.Struct, frozen=True, kw_only=True):
     where: Sequence[str]
     is_billed: bool
     is_of_tag: bool
+    compares_groups: bool
 
     def sums(self, values: Mapping[str, Any]) -> Query[Sequence[AnyRow]]:
         sources = []
@@ -346,7 +350,7 @@ class _Statement(msgspec.Struct, frozen=True, kw_only=True):
     def _before(self, table: str, sums: Mapping[str, str]) -> str:
         """Return the sums of the time before: of groups where it tells money."""
         own, named = self._groups()
-        grouped = bool(own) and "cost_pico" in sums
+        grouped = bool(own) and self.compares_groups and "cost_pico" in sums
         read = ("false AS is_now", "NULL::timestamptz AS bucket")
         where = f"FROM {table} WHERE {self._read('before', 'start')}"
         if not grouped:

@@ -63,6 +63,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
             by=("project", "model"),
             filters=filters,
             latencies=LatencyChoice(by=("model",)),
+            compares_groups=False,
         )
         found = await find_attention(conn, request.org_id)
     lane: Any = filters.lane or "interactive"

@@ -36,6 +36,8 @@ BY: dict[Group, str] = {
 NEXT: dict[Group, Group] = {"model": "project", "project": "key", "key": "model", "lane": "model"}
 """The parts that the row of a group leads to."""
 MAX_TAG_CHARS = 64
+MAX_SHOWN = 100
+"""The groups that a page shows; its CSV has all."""
 page = ConsolePage(name="usage", title="Usage and spend", letter="u", needs=SCOPE_USAGE_READ)
 
 
@@ -62,6 +64,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
     return request.render(
         "usage",
         table=groups_table(request, by, summary, names),
+        num_hidden=max(0, len(summary.groups) - MAX_SHOWN),
         by=by,
         kinds=[(name, title.lower()) for name, title in BY.items()],
         chart=tokens_table(summary.series()),
@@ -116,7 +119,7 @@ def groups_table(
 
     return Table(
         f"Usage by {BY[by].lower()}",
-        summary.groups,
+        summary.groups if request.wants_csv else summary.groups[:MAX_SHOWN],
         TableColumn(BY[by], name_of, link=parts_of),
         TableColumn(
             "Requests", lambda row: row.now.num_requests, kind="count", link=requests_of
