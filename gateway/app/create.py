@@ -77,10 +77,11 @@ from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.service.service import open_mcp, open_tool_loops, own_version
 from gateway.net.mail import Mailer, MailServer
 from gateway.networks import Networks
+from gateway.request_log.answers import NotedAnswer
 from gateway.request_log.live_tail import LiveTail
 from gateway.request_log.writer import RequestLog
 from gateway.responses.wiring import Responses, open_responses
-from gateway.routes.asgi.access_log import AccessLine, AccessLog, NotedAnswer
+from gateway.routes.asgi.access_log import AccessLine, AccessLog
 from gateway.routes.asgi.cors import Cors
 from gateway.routes.asgi.fast_path import FastPath
 from gateway.routes.asgi.head import HeadMethod
@@ -335,8 +336,9 @@ async def open_services(
     generation = open_generation(settings, resources, models.fleet, limiter, report.note)
     responses = open_responses(settings, resources, generation)
     files = open_files(settings, resources)
+    endpoints = batch_endpoints(generation, responses)
     batches = open_batches(
-        settings, resources, generation, files, on_booked, batch_endpoints(generation, responses)
+        settings, resources, generation, files, on_booked, endpoints, request_log
     )
     stack.push_async_callback(drain, generation, 0)
     services = Services(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.events import UsageEvent, as_waste
 from billing.ingestion.settle_late import settle_late
@@ -22,7 +22,11 @@ from gateway.batches.lines import MAX_ENDED_AT_ONCE, EndedLine
 from gateway.batches.running import LineAccount, refused
 from gateway.db import DATABASE_ERRORS
 from gateway.http_errors.table import SERVER, http_error
+from gateway.request_log.answers import NotedAnswer, RequestOwner, sum_up, to_row
+from gateway.request_log.rows import RequestRow
+from gateway.request_log.writer import RequestLog
 from gateway.secret import Cipher
+from gateway.telemetry.metrics import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +35,27 @@ UNBOOKABLE = http_error(500, "What this request used could not be booked.", SERV
 
 
 class PendingEnd(msgspec.Struct, frozen=True):
+    """A line whose end is to be booked. `noted`: it as an answer, but for the status."""
+
     ended: EndedLine
     account: LineAccount
+    noted: NotedAnswer
     done: asyncio.Future[None]
+
+    def to_row(self, telemetry: Telemetry) -> RequestRow:
+        """Make its row: what it used and cost is what is booked."""
+        line = self.ended.line
+        owner = RequestOwner(
+            org=line.org_id,
+            project=line.project_id,
+            key=line.key_id,
+            model=telemetry.label(self.noted.model),
+            lane="batch",
+            batch=line.batch_id,
+            tags=line.tags,
+        )
+        billed = (event for event in self.ended.events if event.kind == "usage")
+        return to_row(owner, self.noted._replace(status=str(self.ended.status)), *sum_up(billed))
 
 
 class LineEnder:
@@ -47,16 +69,20 @@ class LineEnder:
         spool: Spool,
         endpoints: Mapping[str, LineEndpoint],
         on_booked: OnBooked,
+        request_log: RequestLog,
+        telemetry: Telemetry,
     ) -> None:
+        self._request_log, self._telemetry = request_log, telemetry
         self._db, self._cipher, self._holder, self._spool = db, cipher, holder, spool
         self._endpoints, self._on_booked = endpoints, on_booked
         self._waiting: list[PendingEnd] = []
         """Lines that wait for their end to be booked; there are no more than run at once."""
         self._filled = asyncio.Event()
 
-    async def end(self, ended: EndedLine, account: LineAccount) -> None:
+    async def end(self, ended: EndedLine, account: LineAccount, noted: NotedAnswer) -> None:
+        """End a line. `noted`: it as an answer, whose status is the line's."""
         done = asyncio.get_running_loop().create_future()
-        self._waiting.append(PendingEnd(ended, account, done))
+        self._waiting.append(PendingEnd(ended, account, noted, done))
         self._filled.set()
         await done
 
@@ -86,10 +112,16 @@ class LineEnder:
 
     async def _end_all(self, together: Sequence[PendingEnd]) -> None:
         """End all of them, however long Postgres is away."""
+        rows = {each.ended.line.place: each.to_row(self._telemetry) for each in together}
+
+        async def note(conn: AsyncConnection, kept: Sequence[EndedLine]) -> None:
+            await self._request_log.write_within(conn, [rows[each.line.place] for each in kept])
+
         while True:
             try:
+                await self._request_log.keep_days_of(rows.values())
                 ended = [each.ended for each in together]
-                kept = await lines.end(self._db, self._cipher, self._holder, ended)
+                kept = await lines.end(self._db, self._cipher, self._holder, ended, note)
                 break
             except (*DATABASE_ERRORS, ValueError, OverflowError) as error:
                 if isinstance(error, (DBAPIError, ValueError, OverflowError)) and is_refusal(error):

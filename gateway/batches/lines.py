@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -35,6 +35,7 @@ class LeasedLine(msgspec.Struct, frozen=True, kw_only=True):
     batch_id: str
     number: int
     org_id: str
+    project_id: str
     key_id: str
     endpoint: str
     tags: dict[str, str] | None
@@ -71,6 +72,9 @@ class EndedLine(msgspec.Struct, frozen=True, kw_only=True):
         return next((each for each in self.events if each.kind == "usage"), None)
 
 
+LineLog = Callable[[AsyncConnection, Sequence[EndedLine]], Awaitable[None]]
+"""Writes the rows of ended lines. Raises nothing but what a lost connection raises."""
+
 _LEASE = sa.text("""
     WITH open AS (
         SELECT b.id, b.org_id, l.number, l.due_at
@@ -105,8 +109,9 @@ _LEASE = sa.text("""
     FROM named, batches b
     WHERE l.batch_id = named.batch_id AND l.number = named.number AND b.id = l.batch_id
         AND b.status = 'in_progress'
-    RETURNING l.batch_id, l.number, l.org_id, b.key_id, b.endpoint, b.tags, l.custom_id, l.body,
-        l.secret_id, l.losses, l.request_id, named.request_id AS lost_request_id
+    RETURNING l.batch_id, l.number, l.org_id, b.project_id, b.key_id, b.endpoint, b.tags,
+        l.custom_id, l.body, l.secret_id, l.losses, l.request_id,
+        named.request_id AS lost_request_id
 """)
 _PLACES = """
     FROM unnest(CAST(:batch_ids AS text[]), CAST(:numbers AS integer[])) AS p(batch_id, number)
@@ -194,10 +199,11 @@ async def put_off(
 
 
 async def end(
-    db: AsyncEngine, cipher: Cipher, holder: str, ended: Sequence[EndedLine]
+    db: AsyncEngine, cipher: Cipher, holder: str, ended: Sequence[EndedLine], log: LineLog
 ) -> list[EndedLine]:
-    """End lines in one transaction with what they used; return those that were still this holder's.
-    Raises: what `ingest_within` raises; then nothing has happened."""
+    """End lines in one transaction with what they used and their rows in the request log; return
+    those that were still this holder's. Raises: what `ingest_within` raises; then nothing has
+    happened."""
     assert len(ended) <= MAX_ENDED_AT_ONCE
     async with db.begin() as conn:
         held = await conn.execute(_HOLD, _named(holder, [each.line for each in ended]))
@@ -206,6 +212,7 @@ async def end(
         await ingest_within(conn, [event for each in kept for event in each.events])
         if kept:
             await conn.execute(_END, [_row(cipher, each) for each in kept])
+            await log(conn, kept)
         await _count(conn, kept)
     return kept
 

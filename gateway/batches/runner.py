@@ -41,9 +41,12 @@ from gateway.lru import Lru
 from gateway.permissions import may
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.request_errors import UnknownModel
+from gateway.request_log.answers import NotedAnswer
+from gateway.request_log.writer import RequestLog
 from gateway.secret import Cipher
 from gateway.settings.load import Settings
 from gateway.telemetry.metrics import Telemetry
+from gateway.telemetry.request_meter import RequestMeter
 from gateway.wire.shared.batch import Batch
 from gateway.worker.resources import Resources
 
@@ -85,6 +88,7 @@ class BatchRunner:
         bounds: InputBounds,
         endpoints: Mapping[str, LineEndpoint],
         on_booked: OnBooked,
+        request_log: RequestLog,
         max_running: int,
         lease_s: float = LEASE_S,
         poll_s: float = POLL_S,
@@ -97,7 +101,14 @@ class BatchRunner:
         self._lease_s = lease_s
         self._holder = uuid7_hex()
         self._ender = LineEnder(
-            system_db, cipher, self._holder, services.spool, endpoints, on_booked
+            system_db,
+            cipher,
+            self._holder,
+            services.spool,
+            endpoints,
+            on_booked,
+            request_log,
+            telemetry,
         )
         self._known: Lru[str, KeyState] = Lru(MAX_KNOWN_KEYS)
         self._running: dict[asyncio.Task[None], LeasedLine] = {}
@@ -224,31 +235,34 @@ class BatchRunner:
     async def _run(self, line: LeasedLine) -> None:
         """Run a line; one that fails here is leased to whoever comes next. What is logged of it, in
         this task of its own, names its request."""
-        LOG_CONTEXT.set(LogContext(line.request_id))
+        context = LogContext(line.request_id)
+        LOG_CONTEXT.set(context)
         try:
-            await self._run_line(line)
+            await self._run_line(line, context, time.perf_counter())
         except (*DATABASE_ERRORS, SpoolError) as error:
             log.warning("line %s waits (%s)", line.place, type(error).__name__)
         except Exception as error:
             log.error("line %s waits", line.place, exc_info=error)
 
-    async def _run_line(self, line: LeasedLine) -> None:
+    async def _run_line(self, line: LeasedLine, context: LogContext, began_at: float) -> None:
         if line.lost_request_id is not None:
             await self._services.limiter.void_lease(line.org_id, line.lost_request_id)
         endpoint = self._endpoints[line.endpoint]
         if not line.is_readable:
-            await self._ender.end(refused(endpoint, line, UNREADABLE_LINE), LineAccount())
+            ended = refused(endpoint, line, UNREADABLE_LINE)
+            await self._ender.end(ended, LineAccount(), noted(line, context, began_at, None))
             return
         found = await self._principal(line.org_id, line.key_id)
         if isinstance(found, Exception):
             unasked = refused(endpoint, line, endpoint.to_http_error(found))
-            await self._ender.end(unasked, LineAccount())
+            await self._ender.end(unasked, LineAccount(), noted(line, context, began_at, None))
             return
         ran = await self._ask(endpoint, found, line)
         if not isinstance(ran.outcome, PutOff):
             if ran.outcome.state == "failed":
                 await self._ender.waste(ran.account.events, ran.account)
-            await self._ender.end(ran.outcome, ran.account)
+            answer = noted(line, context, began_at, ran.meter, found)
+            await self._ender.end(ran.outcome, ran.account, answer)
             return
         await self._ender.waste(ran.account.events, ran.account)
         await lines.put_off(
@@ -303,6 +317,29 @@ class BatchRunner:
         return principal
 
 
+def noted(
+    line: LeasedLine,
+    context: LogContext,
+    began_at: float,
+    meter: RequestMeter | None,
+    principal: Principal | None = None,
+) -> NotedAnswer:
+    """Return a line that has ended now as an answer; its status comes with its end."""
+    return NotedAnswer(
+        ended_at=time.time(),
+        duration_s=time.perf_counter() - began_at,
+        method="POST",
+        route=line.endpoint,
+        status="",
+        context=context,
+        model=model_of(line),
+        principal=principal,
+        meter=meter,
+        client=None,
+        began_at=began_at,
+    )
+
+
 def open_batches(
     settings: Settings,
     resources: Resources,
@@ -310,6 +347,7 @@ def open_batches(
     files: FileStore,
     on_booked: OnBooked,
     endpoints: Mapping[str, LineEndpoint],
+    request_log: RequestLog,
 ) -> BatchRunner:
     """Start the runner of batches. `endpoints`: what a line may ask, by its path."""
     runner = BatchRunner(
@@ -326,6 +364,7 @@ def open_batches(
         ),
         endpoints=endpoints,
         on_booked=on_booked,
+        request_log=request_log,
         max_running=settings.batch_concurrency,
     )
     runner.start()

@@ -81,10 +81,11 @@ class LineAccount:
 
 
 class LineRun(msgspec.Struct, frozen=True):
-    """A line that ran. `account`: what was used, whatever became of it."""
+    """A line that ran. `account`: what was used, whatever became of it. `meter`: of its times."""
 
     outcome: EndedLine | PutOff
     account: LineAccount
+    meter: RequestMeter | None = None
 
 
 async def run(
@@ -103,7 +104,7 @@ async def run(
         outcome = _failed(endpoint, line, error)
         if isinstance(outcome, EndedLine):
             meter.judge(outcome.status)
-        return LineRun(outcome, account)
+        return LineRun(outcome, account, meter)
     meter.judge(200)
     ended = EndedLine(
         line=line,
@@ -113,7 +114,7 @@ async def run(
         answer=answer,
         events=tuple(account.events),
     )
-    return LineRun(ended, account)
+    return LineRun(ended, account, meter)
 
 
 async def _answer(

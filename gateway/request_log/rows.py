@@ -8,7 +8,7 @@ wait in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 
 import msgspec
@@ -69,6 +69,10 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The reason why no more of its prompt was cached (`CacheCause`)."""
     cache_position: int | None = None
     """The position of the first token of which that is said."""
+    batch: str | None = None
+    """The id of the batch whose line it is."""
+    tags: Mapping[str, str] | None = None
+    """What its client has it counted by."""
 
     @property
     def day(self) -> date:
@@ -86,6 +90,8 @@ _TYPES = {
     "stages": "json",
     "cache_cause": "text",
     "cache_position": "integer",
+    "batch": "text",
+    "tags": "json",
 }
 _NAMES = ", ".join(_TYPES)
 _READ = f"""

@@ -35,7 +35,7 @@ _COLUMNS = (
     *("at", "id", "project", "key", "model", "lane", "route", "status", "is_good"),
     *("duration_us", "ttft_us", "tpot_us", "queue_us"),
     *("uncached_tokens", "cached_tokens", "written_tokens", "output_tokens", "reasoning_tokens"),
-    *("cost_pico", "cache_cause", "cache_position", "trace"),
+    *("cost_pico", "cache_cause", "cache_position", "trace", "batch", "tags"),
 )
 
 
@@ -54,13 +54,17 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     least_ms: float = 0
     """The whole request took at least as long."""
     least_ttft_ms: float = 0
+    batch: str = ""
+    tag: tuple[str, str] | None = None
+    """A tag and its value."""
 
     @property
     def is_scan(self) -> bool:
         """Tell whether rows are read that may not be what is looked for."""
-        found = (self.project, self.model, self.lane, self.status, self.least_pico)
+        found = (self.project, self.model, self.lane, self.status, self.least_pico, self.tag)
         odd = self.outcome in ("ok", "refused", "limited", "failed", "left", "missed")
-        return any((*found, self.least_ms, self.least_ttft_ms, odd, self.outcome and self.key))
+        indexed = bool(self.batch) + bool(self.key) + bool(self.outcome)  # one of them is sought
+        return any((*found, self.least_ms, self.least_ttft_ms, odd, indexed > 1))
 
 
 class FoundRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +95,9 @@ class FoundRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_cause: str | None
     cache_position: int | None
     trace: str
+    batch: str | None
+    """The id of the batch whose line it is."""
+    tags: Mapping[str, str] | None
     stages: Sequence[Any] = ()
     """As `StageRow` has them; only of a request that was asked for by its id."""
 
@@ -142,7 +149,10 @@ async def find_requests(
     if begin is not None:
         seek += ["at <= :after_at", "(at, id) < (:after_at, :after_id)"]
         values |= {"after_at": time_of(begin), "after_id": UUID(begin)}
-    if search.key:
+    if search.batch:
+        seek.append("batch = :batch")
+        values["batch"] = search.batch
+    elif search.key:
         seek.append("key = :key")
         values["key"] = search.key
     elif search.outcome and search.outcome not in ("ok", "missed"):
@@ -168,11 +178,16 @@ def _conditions(search: Search) -> tuple[list[str], dict[str, Any]]:
         "least_pico": ("cost_pico >= :least_pico", search.least_pico),
         "least_us": ("duration_us >= :least_us", round(search.least_ms * 1000)),
         "least_ttft": ("ttft_us >= :least_ttft", round(search.least_ttft_ms * 1000)),
+        "key": ("key = :key", search.key if search.batch else ""),
     }
     match = [condition for condition, value in asked.values() if value]
+    values = {name: value for name, (_, value) in asked.items() if value}
     if search.outcome:
         match.append(OUTCOMES[search.outcome])
-    return match, {name: value for name, (_, value) in asked.items() if value}
+    if search.tag is not None:
+        match.append("tags ->> :tag = :tag_value")
+        values["tag"], values["tag_value"] = search.tag
+    return match, values
 
 
 def _page(seek: Sequence[str], match: Sequence[str]) -> str:

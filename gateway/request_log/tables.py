@@ -42,6 +42,8 @@ request_log = sa.Table(
     *moment_columns("landed_at"),
     *text_columns("cache_cause", nullable=True),
     sa.Column("cache_position", sa.Integer),
+    *text_columns("batch", nullable=True),
+    sa.Column("tags", JSON),
 )
 
 OUTCOMES = {

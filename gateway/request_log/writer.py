@@ -15,11 +15,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
 
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from foundation.periodic import Flusher
 from gateway.db import DATABASE_ERRORS
@@ -73,9 +73,33 @@ class RequestLog(Flusher):
     def put(self, row: RequestRow) -> None:
         """Leave a row to be written; called by one thread, which may be another one."""
         if len(self._waiting) < MAX_WAITING:
-            self._waiting.append((row.at_ms // DAY_MS, rows.encode(row)))
+            self._waiting.append((day_of(row), rows.encode(row)))
         else:
             self._num_refused += 1
+
+    async def keep_days_of(self, made: Iterable[RequestRow]) -> None:
+        """Make the partitions that rows belong in, unless they are there. Raises nothing: where
+        that fails the rows will be dropped."""
+        if self._keep_days > 0 and (new := {day_of(row) for row in made} - self._days):
+            try:
+                await self._keep_days_of(new)
+            except DATABASE_ERRORS as error:
+                log.warning("the days of %d requests cannot be made: %r", len(new), error)
+
+    async def write_within(self, conn: AsyncConnection, made: Sequence[RequestRow]) -> None:
+        """Write rows in a transaction that is open, whose days `keep_days_of` has seen to: they are
+        there if and only if the rest of it is. Those that Postgres does not take are dropped, and
+        the rest goes on."""
+        try:
+            async with conn.begin_nested():
+                keeps = self._keep_days > 0
+                await rows.write(conn, [rows.encode(row) for row in made], keeps=keeps)
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            self._days.clear()  # one of them may be gone
+            log.error("%d requests are not noted: %r", len(made), error)
+            self._on_dropped(len(made))
 
     async def flush(self) -> None:
         num_refused = self._num_refused
@@ -141,3 +165,8 @@ class RequestLog(Flusher):
         async with self._db.begin() as conn:
             await rows.forget_hours(conn)
         self._tidy_at = self._wall_clock() + TIDY_INTERVAL_S
+
+
+def day_of(row: RequestRow) -> int:
+    """Return the number of a row's day, since 1970."""
+    return row.at_ms // DAY_MS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from billing.events import UsageEvent
+from billing.events import Tags, UsageEvent
 from engine.protocol import Lane
 from foundation.request_context import current_stages
 from foundation.stages import Stage
@@ -49,6 +49,8 @@ class RequestMeter:
         self.queue_time_s: float | None = None
         self.cache: CacheOutcome | None = None
         """Why no more of its prompt was cached, of its first generation."""
+        self.tags: Tags = {}
+        """What the client has it counted by."""
         self.billed: list[UsageEvent] = []
         """The bills of all generations of the request."""
         self.stages = current_stages()

@@ -23,7 +23,8 @@ from billing.pricing.rating import rate
 from foundation.stages import Stage, new_span_id
 from foundation.trace_context import TokenBucket
 from gateway.mcp.service.service import own_version
-from gateway.routes.asgi.access_log import AccessLine, NotedAnswer
+from gateway.request_log.answers import NotedAnswer
+from gateway.routes.asgi.access_log import AccessLine
 from gateway.settings.file import TracesConfig
 from gateway.telemetry.metrics import Telemetry
 from gateway.traces import conventions as names

@@ -10,16 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from billing.pricing.rating import rate
 from foundation.logs import LineWriter, to_time
-from foundation.request_context import LogContext
 from foundation.trace_context import TracePolicy
-from gateway.principal import Principal
+from gateway.request_log.answers import NotedAnswer, TokenCounts, sum_up
 from gateway.settings.file import LogsConfig
 from gateway.telemetry.metrics import Telemetry
 from gateway.telemetry.request_meter import RequestMeter
@@ -28,37 +25,6 @@ LONGEST_SETTLING_S = 1.0
 """How long after its answer a line waits for what is still done for the request."""
 CLOSE_TIMEOUT_S = 2.0
 """How long the last lines may take at the end of a worker."""
-
-
-class NotedAnswer(NamedTuple):
-    """One request that was answered, as the layer that counts it knows it. `model`: as the client
-    wrote it."""
-
-    ended_at: float
-    """Unix seconds."""
-    duration_s: float
-    method: str
-    route: str
-    status: str
-    context: LogContext | None
-    model: str
-    principal: Principal | None
-    meter: RequestMeter | None
-    client: str | None
-    began_at: float = 0.0
-    """When it began, in seconds of `time.perf_counter` as the stages of its `context` are."""
-
-
-class TokenCounts(Struct, omit_defaults=True):
-    """Counts what was billed, over all generations of the request."""
-
-    uncached: int = 0
-    cache_read: int = 0
-    cache_write: int = 0
-    embedding: int = 0
-    output: int = 0
-    """Reasoning is not part of it."""
-    reasoning: int = 0
 
 
 class AccessLine(Struct):
@@ -175,19 +141,8 @@ def add_usage(line: AccessLine, meter: RequestMeter) -> None:
         line.ttft_ms = to_ms(meter.ttft_s)
     if meter.queue_time_s is not None:
         line.queue_ms = to_ms(meter.queue_time_s)
-    if not meter.billed:
-        return
-    tokens, cost = TokenCounts(), 0
-    for event in meter.billed:
-        used = event.quantities
-        tokens.uncached += used.uncached_input
-        tokens.cache_read += used.cache_read
-        tokens.cache_write += used.cache_write_5m + used.cache_write_1h
-        tokens.embedding += used.embedding_input
-        tokens.output += used.output
-        tokens.reasoning += used.reasoning_output
-        cost += rate(used, event.attempt.prices).amount_pico
-    line.tokens, line.cost_pico_usd = tokens, cost
+    if meter.billed:
+        line.tokens, line.cost_pico_usd = sum_up(meter.billed)
 
 
 def to_human(line: AccessLine) -> str:

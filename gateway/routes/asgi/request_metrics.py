@@ -17,7 +17,8 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, ReceiveMessage,
 from foundation.request_context import LOG_CONTEXT, LogContext
 from gateway.net.client_address import client_address
 from gateway.networks import Networks
-from gateway.routes.asgi.access_log import AccessLog, NotedAnswer
+from gateway.request_log.answers import NotedAnswer
+from gateway.routes.asgi.access_log import AccessLog
 from gateway.routes.shared.request_state import ASKED_METHOD, CLIENT_LEFT, METER, MODEL, OUTCOME
 from gateway.telemetry.metrics import Telemetry
 from gateway.telemetry.request_meter import RequestMeter

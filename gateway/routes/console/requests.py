@@ -13,10 +13,12 @@ from litestar import Response
 from litestar.response import Stream
 
 from billing.errors import MoneyError
+from billing.ledger.tags import to_tag
 from billing.money import usd
 from billing.pricing.rating import price_of, rate
 from billing.reports.request_record import RequestRecord, find_record
 from foundation import sse
+from gateway.batches.batches import MESSAGES_PREFIX, PREFIX
 from gateway.console.tables import Table, TableColumn
 from gateway.principal import SCOPE_USAGE_READ
 from gateway.request_errors import BadField
@@ -45,6 +47,7 @@ OUTCOMES: Mapping[Outcome, str] = {
     "missed": "missed its SLO",
 }
 assert OUTCOMES.keys() == set(get_args(Outcome))
+BATCH_PREFIXES = (PREFIX, MESSAGES_PREFIX)
 EVENT_STREAM = "text/event-stream"
 KEEP_ALIVE_S = 15.0
 LONGEST_WATCH_S = 600.0
@@ -104,6 +107,8 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
     named = request.value("q")
     if (digits := read_id(named)) is not None:
         return request.done(to=f"{page.path}/req_{digits}")
+    if named.startswith(BATCH_PREFIXES):
+        return request.done(to=request.address(q=None, batch=named, range="30d"))
     search = read_search(request)
     async with request.transaction() as conn:
         found = await find_requests(
@@ -124,7 +129,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
 
 
 def own_filters(request: ConsoleRequest) -> dict[str, str | None]:
-    names = ("project", "key", "model", "lane", "outcome")
+    names = ("project", "key", "model", "lane", "outcome", "batch")
     return {name: request.value(name) or None for name in names}
 
 
@@ -142,7 +147,18 @@ def read_search(request: ConsoleRequest) -> Search:
         least_pico=_money(request, "cost"),
         least_ms=_number(request, "ms"),
         least_ttft_ms=_number(request, "ttft"),
+        batch=request.value("batch"),
+        tag=_tag(request.value("tag")),
     )
+
+
+def _tag(text: str) -> tuple[str, str] | None:
+    if not text:
+        return None
+    tag = to_tag(text)
+    if tag is None:
+        raise BadField("must be a tag and its value, such as team=search", param="tag")
+    return tag
 
 
 def _number(request: ConsoleRequest, name: str) -> float:

@@ -4,6 +4,7 @@ their titles. What has an id of a known kind leads to its page at once."""
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 from litestar import Response
@@ -12,6 +13,7 @@ from billing.queries import ask_all
 from gateway.routes.console.frame.navigation import PAGES, navigation_of
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
+from gateway.routes.console.requests import BATCH_PREFIXES
 from gateway.tenancy.keys.key_pages import list_key_pages
 from gateway.tenancy.pages import Cursor
 from gateway.tenancy.project_pages import people_query, projects_query
@@ -48,6 +50,9 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
 
 def page_of_id(request: ConsoleRequest, text: str) -> SearchHit | None:
     """Return the page of a whole id, if it is there and theirs."""
+    if text.startswith(BATCH_PREFIXES) and PAGES["requests"].is_for(request.user):
+        path = f"{PAGES['requests'].path}?{urlencode({'batch': text, 'range': '30d'})}"
+        return SearchHit(kind="Batch", title=text, about="its requests", path=path)
     for prefix, name in WHERE.items():
         found = PAGES.get(name)
         if not text.startswith(prefix) or len(text) < 20 or not text.isidentifier():

@@ -80,7 +80,7 @@ async def parse_request(request: AuthenticatedRequest, sent: bytes | None = None
     model = peeked.model
     state = request.scope["state"]
     meter = RequestMeter(found.telemetry, model, received_at=received_at_of(request.scope))
-    state[MODEL], state[METER] = model, meter
+    state[MODEL], state[METER], meter.tags = model, meter, tags
     meter.stages.add(Stage("read", read_from, time.perf_counter()))
     return RequestContext(
         request_id=state[REQUEST_ID],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import openai
@@ -14,7 +16,8 @@ from openai.types import Batch
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
-from billing.tables import usage_events
+from billing.tables import AMOUNTS, usage_events
+from gateway.request_log.search import FoundRequest, Search, find_request, find_requests
 from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
 from tests.journeys.sdk.sdk_shapes import extras
 
@@ -100,6 +103,27 @@ def test_each_line_is_answered_and_billed_as_a_batch(worker: Running, client: Op
         ("near", "batch", "batch"),
         ("far", "batch", "batch"),
     }
+
+    async def found() -> Sequence[FoundRequest]:
+        now = datetime.now(UTC)
+        search = Search(start=now - timedelta(days=1), end=now, batch=batch.id)
+        async with worker.services.system_db.connect() as conn:
+            page = await find_requests(conn, events[0].org, search)
+            one = await find_request(conn, events[0].org, page.rows[0].id)
+            assert one is not None and one.batch == batch.id and one.stages
+            return page.rows
+
+    rows = {f"req_{row.id}": row for row in worker.run(found())}
+    assert rows.keys() == {each["response"]["request_id"] for each in (*answers.values(), refused)}
+    assert sorted((row.model, row.status, row.lane) for row in rows.values()) == [
+        ("far", 200, "batch"),
+        ("near", 200, "batch"),
+        ("near", 400, "batch"),
+    ]
+    for event in events:
+        row = rows[event.request_id]
+        assert (row.output_tokens, row.input_tokens) == (event.output, event.uncached_input)
+        assert row.cost_pico == sum(event._mapping[name] for name in AMOUNTS)
 
 
 def test_what_is_wrong_with_the_file_is_said_by_line(client: OpenAI) -> None:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from billing.pricing.price_book import PriceBook
 from billing.reconciliation.checks import check_ledger
-from billing.tables import usage_events
+from billing.tables import total_pico, usage_events
 from foundation.request_context import LOG_CONTEXT
 from gateway.batches import lines, steward
 from gateway.batches.runner import BatchRunner
@@ -26,6 +26,7 @@ from gateway.fleet.errors import (
     ReplicaUnavailable,
     ReplicaUnreadable,
 )
+from gateway.request_log.tables import TOKENS, request_log, requests_daily, requests_hourly
 from gateway.tenancy.tables import api_keys
 from gateway.wire.shared.batch import Batch, Shape
 from tests.gateway.batches.world import LEASE_S, MODEL, World
@@ -119,6 +120,8 @@ async def test_kills_at_random_lose_and_double_nothing(
     assert done.output_tokens == sum(it.output for it in events)
     assert len(replica.attempts) >= NUM_LINES
     assert await check_ledger(world.db) == []
+    await check_sums(world)
+    assert world.dropped == []
 
 
 async def check_agreement(world: World, batch: Batch) -> None:
@@ -133,6 +136,27 @@ async def check_agreement(world: World, batch: Batch) -> None:
         )
         if found != "completed":  # then its lines are in a file
             assert answered == booked
+        charged = total_pico(usage_events.c)
+        ledger = sa.select(usage_events.c.request_id, usage_events.c.output, charged)
+        ledger = ledger.where(usage_events.c.kind == "usage")
+        rows = (await conn.execute(sa.select(request_log))).all()
+        noted = {(f"req_{row.id.hex}", row.output_tokens, row.cost_pico) for row in rows}
+        assert noted == {
+            (id_, output, int(pico)) for id_, output, pico in await conn.execute(ledger)
+        }
+        assert {(row.batch, row.lane, row.status) for row in rows} <= {(batch.id, "batch", 200)}
+
+
+async def check_sums(world: World) -> None:
+    """The sums of the lane of batches are a recount of its rows."""
+    names = (*TOKENS, "duration_us", "queue_us", "cost_pico")
+    async with world.db.connect() as conn:
+        rows = (await conn.execute(sa.select(request_log))).all()
+        for table in (requests_hourly, requests_daily):
+            columns = [sa.func.sum(table.c[name]) for name in ("num_requests", *names)]
+            found = (await conn.execute(sa.select(*columns).where(table.c.lane == "batch"))).one()
+            counted = [sum(getattr(row, name) or 0 for row in rows) for name in names]
+            assert [int(each) for each in found] == [len(rows), *counted]
 
 
 async def test_who_lost_its_lease_ends_no_line_and_bills_nobody(
@@ -214,6 +238,10 @@ async def test_a_line_that_never_gets_a_whole_answer_fails_and_costs_nothing(
     assert await world.billed() == []
     assert len(replica.attempts) == MAX_LOSSES
     assert (await world.services.spool.read_closed(10)).events == []
+    async with world.db.connect() as conn:
+        [row] = (await conn.execute(sa.select(request_log))).all()
+    assert (row.cost_pico, row.output_tokens, row.project) == (0, 0, world.owner.project_id)
+    assert row.status >= 500
 
 
 async def test_a_key_that_was_revoked_asks_nothing_more(

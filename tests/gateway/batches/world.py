@@ -36,6 +36,7 @@ from gateway.generate_request import ChatPrompt, GenerateRequest
 from gateway.generation_events import MeteredUsage, TextDelta
 from gateway.inference.services import GenerationServices
 from gateway.limits.limiter import Limiter
+from gateway.request_log.writer import RequestLog
 from gateway.secret import Cipher
 from gateway.telemetry.metrics import Telemetry
 from gateway.tenancy.tables import api_keys
@@ -80,6 +81,9 @@ class World:
         self.pools: list[AsyncEngine] = parts["pools"]
         self.files: FileStore = parts["files"]
         self.cipher = Cipher(SECRET, "batches")
+        self.dropped: list[int] = []
+        """How many rows of requests were lost, each time."""
+        self.request_log = RequestLog(self.pools[1], keep_days=30, on_dropped=self.dropped.append)
 
     @property
     def where(self) -> dict[str, str]:
@@ -101,6 +105,7 @@ class World:
                 MESSAGES: LineEndpoint(to_call=ask, encode=in_anthropic_shape),
             },
             on_booked=notify_nobody,
+            request_log=self.request_log,
             **given,
         )
 

@@ -81,6 +81,8 @@ def test_a_request_is_shown_to_its_organization_alone(
         assert mine.get(f"/console/requests/{theirs}").status_code == 200
         searched = mine.get(f"/console/requests?q={theirs}")
         assert searched.headers["location"].endswith(theirs)
+        of_batch = mine.get("/console/requests?q=batch_1").headers["location"]
+        assert "batch=batch_1" in of_batch and "No requests like these" in mine.get(of_batch).text
     with asked(console, sessions, "little") as other:
         for address in (theirs, "req_1", "req_" + "0" * 32, "%00"):
             assert other.get(f"/console/requests/{address}").status_code == 404, address
@@ -89,7 +91,15 @@ def test_a_request_is_shown_to_its_organization_alone(
 
 def test_a_filter_that_cannot_be_read_is_named(console: ConsoleServer, sessions: Sessions) -> None:
     with asked(console, sessions, "little") as client:
-        for query in ("cost=x", "cost=-1", "ms=nan", "ttft=1e99", "outcome=odd", "lane=odd"):
+        for query in (
+            "cost=x",
+            "cost=-1",
+            "ms=nan",
+            "ttft=1e99",
+            "outcome=odd",
+            "lane=odd",
+            "tag=x",
+        ):
             answer = client.get(f"/console/requests?{query}")
             assert answer.status_code == 400, query
         assert client.get("/console/usage?by=odd").status_code == 400

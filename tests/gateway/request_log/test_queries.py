@@ -175,6 +175,11 @@ async def test_a_tag_is_summed_up_by_its_values(
         ({"outcome": "ok"}, "abcd"),
         ({"outcome": "missed"}, "b"),
         ({"outcome": "bad", "key": "key_2"}, ""),
+        ({"batch": "batch_1"}, "df"),
+        ({"batch": "batch_1", "key": "key_1", "outcome": "ok"}, "d"),
+        ({"batch": "batch_1", "key": "key_2"}, ""),
+        ({"tag": ("team", "search")}, "a"),
+        ({"tag": ("team", "")}, ""),
         ({"status": 503}, "e"),
         ({"least_pico": 50}, "c"),
         ({"least_ms": 9_000}, "d"),
@@ -187,12 +192,12 @@ async def test_requests_are_found_by_what_they_were(
     system_db: AsyncEngine, tenant_db: AsyncEngine, wanted: dict[str, Any], expected: str
 ) -> None:
     rows = {
-        "a": {"ttft_us": 300_000},
+        "a": {"ttft_us": 300_000, "tags": {"team": "search", "feature": "x"}},
         "b": {"project": "proj_2", "is_good": False},
         "c": {"key": "key_2", "cost_pico": 50},
-        "d": {"model": "big", "lane": "batch", "duration_us": 9_000_000},
+        "d": {"model": "big", "lane": "batch", "duration_us": 9_000_000, "batch": "batch_1"},
         "e": {"status": 503},
-        "f": {"status": 429},
+        "f": {"status": 429, "batch": "batch_1"},
         "g": {"status": 400},
     }
     made = {
@@ -240,13 +245,19 @@ async def test_what_few_have_in_common_is_looked_for_in_bounds(
 async def test_one_request_is_found_by_its_id_alone(
     system_db: AsyncEngine, tenant_db: AsyncEngine
 ) -> None:
-    row = new_row(stages=[StageRow("queue", 1, 2, "x")], cache_cause="changed", cache_position=268)
+    row = new_row(
+        stages=[StageRow("queue", 1, 2, "x")],
+        cache_cause="changed",
+        cache_position=268,
+        tags={"team": "search"},
+    )
     other = new_row(org=OTHER)
     await note(system_db, row, other)
     async with tenant(tenant_db, ORG) as conn:
         one = await find_request(conn, ORG, f"req_{row.id}")
         assert one is not None and one.stages == [["queue", 1, 2, "x", ""]]
         assert (one.cache_cause, one.cache_position) == ("changed", 268)
+        assert (one.batch, one.tags) == (None, {"team": "search"})
         assert one.at.timestamp() * 1000 == row.at_ms
         for strange in (other.id, "req_", "x" * 32, "0" * 32, f"req_{'9' * 32}", "req_\0"):
             assert await find_request(conn, ORG, strange) is None

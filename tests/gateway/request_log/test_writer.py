@@ -4,6 +4,7 @@ nobody."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import signal
 import time
@@ -129,6 +130,22 @@ async def test_content_that_no_table_takes_is_given_up(system_db: AsyncEngine) -
     log.put(new_row())
     await log.flush()
     assert await count(system_db) == 1
+    await system_db.dispose()
+
+
+async def test_rows_of_a_transaction_are_there_with_the_rest_of_it(system_db: AsyncEngine) -> None:
+    log = new_log(system_db)
+    wrong, right, undone = new_row(model="a\0b"), new_row(), new_row()
+    await log.keep_days_of([wrong, right, undone])
+    with contextlib.suppress(ZeroDivisionError):
+        async with system_db.begin() as conn:
+            await log.write_within(conn, [undone])
+            raise ZeroDivisionError
+    async with system_db.begin() as conn:
+        await log.write_within(conn, [wrong])
+        await log.write_within(conn, [right])
+    assert await count(system_db) == await count(system_db, "requests_hourly") == 1
+    assert dropped_of(log) == 1
     await system_db.dispose()
 
 

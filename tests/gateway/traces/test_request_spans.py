@@ -14,7 +14,8 @@ from foundation.stages import MAX_STAGES
 from foundation.trace_context import TracePolicy
 from gateway.generation_events import MeteredUsage
 from gateway.principal import Principal
-from gateway.routes.asgi.access_log import AccessLog, NotedAnswer
+from gateway.request_log.answers import NotedAnswer
+from gateway.routes.asgi.access_log import AccessLog
 from gateway.settings.file import LogsConfig
 from gateway.telemetry.metrics import Telemetry
 from gateway.telemetry.request_meter import RequestMeter

@@ -10,7 +10,8 @@ import pytest
 
 from bench.tools.ports import free_port
 from foundation.request_context import LogContext
-from gateway.routes.asgi.access_log import AccessLog, NotedAnswer
+from gateway.request_log.answers import NotedAnswer
+from gateway.routes.asgi.access_log import AccessLog
 from gateway.settings.file import LogsConfig, TracesConfig
 from gateway.telemetry.metrics import Telemetry
 from gateway.traces import sender

@@ -21,7 +21,8 @@ from gateway.inference.metering import to_events
 from gateway.lanes import LaneDeadlines
 from gateway.networks import Networks
 from gateway.principal import Principal
-from gateway.routes.asgi.access_log import AccessLog, NotedAnswer, is_over
+from gateway.request_log.answers import NotedAnswer
+from gateway.routes.asgi.access_log import AccessLog, is_over
 from gateway.routes.asgi.request_metrics import ACCESS_LOG, note_refused
 from gateway.settings.file import LogsConfig
 from gateway.settings.load import load

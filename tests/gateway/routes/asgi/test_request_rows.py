@@ -11,9 +11,10 @@ from foundation.request_context import LogContext
 from foundation.stages import Stage
 from gateway.generation_events import CacheOutcome, MeteredUsage
 from gateway.lanes import Slo
+from gateway.request_log.answers import MAX_STAGES, MAX_TEXT_CHARS, NotedAnswer
 from gateway.request_log.rows import RequestRow, StageRow
-from gateway.routes.asgi.access_log import AccessLine, AccessLog, NotedAnswer
-from gateway.routes.asgi.request_rows import MAX_STAGES, MAX_TEXT_CHARS, recording
+from gateway.routes.asgi.access_log import AccessLine, AccessLog
+from gateway.routes.asgi.request_rows import recording
 from gateway.settings.file import LogsConfig
 from gateway.telemetry.metrics import Telemetry
 from gateway.telemetry.request_meter import RequestMeter
@@ -54,6 +55,7 @@ def test_a_row_has_what_was_used_and_how_long_it_took() -> None:
     meter.again().used(*billed(MeteredUsage(uncached_input=4, embedding_input=8, output=1)))
     meter.judge(200)
     meter.cache = CacheOutcome(cause="changed", position=268)
+    meter.tags = {"team": "search"}
     [row] = rows_of(answered(meter=meter), telemetry=telemetry)
     assert (row.id, row.at_ms) == (REQUEST[4:], int(REQUEST[4:16], 16))
     assert (row.org, row.project, row.key) == (WHO.org_id, WHO.project_id, WHO.key_id)
@@ -65,6 +67,7 @@ def test_a_row_has_what_was_used_and_how_long_it_took() -> None:
     assert row.cost_pico == (3 + 4 + 8) * 10 + (5 + 1) * 100
     assert row.trace == REQUEST[4:]
     assert (row.cache_cause, row.cache_position) == ("changed", 268)
+    assert (row.batch, row.tags) == (None, {"team": "search"})
 
 
 @pytest.mark.parametrize(
