@@ -45,12 +45,13 @@ from billing.tables import AMOUNTS
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.login.sessions import start_session
 from gateway.db import create_engine, tenant
-from gateway.request_log.histograms import DIGITS, NUM_BUCKETS
+from gateway.request_log.histograms import DIGITS
 from gateway.request_log.search import Search, find_landed, find_request, find_requests
 from gateway.request_log.summary import Filters, Group, LatencyChoice, summarize, window_of
 from gateway.request_log.tables import COUNTS, GROUPED, HISTOGRAMS
 from gateway.routes.shared.browser import HOST_PREFIX, SESSION
 from gateway.routes.shared.services import Services
+from gateway.telemetry.latency_counts import NUM_BUCKETS
 from gateway.tenancy.keys.keys import create_key
 from gateway.tenancy.members.users import create_user
 from gateway.tenancy.orgs import create_org
@@ -153,7 +154,8 @@ async def _add_hours(conn: AsyncConnection, named: Mapping[str, Any]) -> None:
                 'model_' || ((k + c) % 8), (ARRAY['interactive', 'agentic', 'batch'])[1 + k % 3],
                 n, n / 200, n / 300, n / 500, n / 400, n, n - n / 50,
                 n * 400, n * 900, n * 60, n * 200, n * 20, n * 2000000, n * 30000,
-                n * 1250000, t * (1 + n / 100), b * (1 + n / 100)
+                n * 1250000, t * (1 + n / 100), b * (1 + n / 100),
+                b * (2 + n / 10)
             FROM (SELECT CAST(:projects AS text[]) AS ids, CAST(:keys AS text[]) AS keys) AS p,
                 generate_series(1, CAST(:orgs AS int)) AS o,
                 generate_series(1, cardinality(p.keys)) AS k,

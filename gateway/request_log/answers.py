@@ -7,7 +7,7 @@ Its times are two: Unix seconds of the end, and `time.perf_counter` for what cam
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -16,6 +16,7 @@ from billing.pricing.rating import rate
 from foundation.request_context import LogContext
 from foundation.stages import Stage
 from gateway.principal import Principal
+from gateway.request_log.histograms import pack, quantile_us
 from gateway.request_log.rows import RequestRow, StageRow
 from gateway.telemetry.request_meter import RequestMeter
 
@@ -60,7 +61,7 @@ class TokenCounts(Struct, omit_defaults=True):
 
 
 class RequestOwner(NamedTuple):
-    """Whose a request is, and what it is counted by."""
+    """Names whose a request is, and what it is counted by."""
 
     org: str
     project: str
@@ -122,7 +123,16 @@ def to_row(
         cache_position=None if cache is None else min(cache.position, MAX_INT),
         batch=owner.batch,
         tags=owner.tags or None,
+        **({} if meter is None or meter.gaps.counts is None else gaps_of(meter.gaps.counts)),
     )
+
+
+def gaps_of(counts: Sequence[int]) -> dict[str, Any]:
+    """Return what a row says of the gaps between tokens. `counts`: by bucket."""
+    median, most = quantile_us(counts, 0.5), quantile_us(counts, 0.99)
+    if median is None or most is None:
+        return {}
+    return {"itl_p50_us": round(median), "itl_p99_us": round(most), "itl": pack(counts)}
 
 
 def stages_of(stages: Sequence[Stage], began_at: float) -> list[StageRow] | None:

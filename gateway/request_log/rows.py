@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.request_log.histograms import unit_sql
-from gateway.request_log.tables import COUNTS, GROUPED, HISTOGRAMS, OUTCOMES, TOKENS
+from gateway.request_log.tables import COUNTS, GROUPED, HISTOGRAMS, LATENCIES, OUTCOMES, TOKENS
 
 HOURS_KEPT_DAYS = 100
 """Sums by hour are kept so long; those by day are kept for ever."""
@@ -72,7 +72,12 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     batch: str | None = None
     """The id of the batch whose line it is."""
     tags: Mapping[str, str] | None = None
-    """What its client has it counted by."""
+    """The tags that its client has it counted by."""
+    itl_p50_us: int | None = None
+    itl_p99_us: int | None = None
+    """Quantiles of the gaps between its tokens (`telemetry.latency_counts.TokenGaps`)."""
+    itl: str | None = None
+    """The histogram of all these gaps, for the sums; the row itself does not keep it."""
 
     @property
     def day(self) -> date:
@@ -92,18 +97,25 @@ _TYPES = {
     "cache_position": "integer",
     "batch": "text",
     "tags": "json",
+    **dict.fromkeys(("itl_p50_us", "itl_p99_us"), "bigint"),
 }
 _NAMES = ", ".join(_TYPES)
 _READ = f"""
-    SELECT {_NAMES}, TIMESTAMPTZ 'epoch' + at_ms * INTERVAL '1 millisecond' AS at
-    FROM json_to_recordset(CAST(:rows AS json))
-        AS read (at_ms bigint, {", ".join(f"{name} {kind}" for name, kind in _TYPES.items())})
+    SELECT {_NAMES}, itl, TIMESTAMPTZ 'epoch' + at_ms * INTERVAL '1 millisecond' AS at
+    FROM json_to_recordset(CAST(:rows AS json)) AS read (
+        at_ms bigint, itl numeric, {", ".join(f"{name} {kind}" for name, kind in _TYPES.items())}
+    )
 """
 _INSERT = f"""
     INSERT INTO request_log ({_NAMES}, at, landed_at)
     SELECT {_NAMES}, at, clock_timestamp() FROM read ORDER BY org, at, id
     ON CONFLICT DO NOTHING RETURNING *
 """
+_WITH_GAPS = """
+    SELECT added.*, gaps.itl FROM added
+    JOIN (SELECT DISTINCT ON (org, at, id) org, at, id, itl FROM read) AS gaps USING (org, at, id)
+"""
+"""One that comes twice in a batch is added once."""
 _SUMMED = {
     "num_requests": "count(*)",
     **{name: f"count(*) FILTER (WHERE {which})" for name, which in OUTCOMES.items()},
@@ -111,7 +123,8 @@ _SUMMED = {
     "duration_us": "sum(duration_us)",
     "queue_us": "coalesce(sum(queue_us), 0)",
     "cost_pico": "sum(cost_pico)",
-    **{name: f"sum({unit_sql(f'{name}_us')})" for name in HISTOGRAMS},
+    **{name: f"sum({unit_sql(f'{name}_us')})" for name in LATENCIES},
+    "itl": "coalesce(sum(itl), 0)",
 }
 
 
@@ -130,17 +143,18 @@ def _add(unit: str, table: str, *, after: str) -> str:
     """
 
 
-def _write(fresh: str) -> sa.TextClause:
+def _write(added: str, fresh: str) -> sa.TextClause:
     hours = _add("hour", "requests_hourly", after="true")
     days = _add("day", "requests_daily", after="(SELECT count(*) FROM hours) > 0")
     return sa.text(f"""
         WITH read AS MATERIALIZED ({_READ}),
-        fresh AS ({fresh}), hours AS ({hours}), days AS ({days})
+        added AS ({added}), fresh AS MATERIALIZED ({fresh}), hours AS ({hours}), days AS ({days})
         SELECT count(*) FROM fresh
     """)
 
 
-_KEEPING, _COUNTING = _write(_INSERT), _write("SELECT * FROM read")
+_KEEPING = _write(_INSERT, _WITH_GAPS)
+_COUNTING = _write("SELECT * FROM read", "SELECT * FROM added")
 _KEEP_DAY = sa.text("SELECT keep_request_day(:day)")
 _DROP_DAYS = sa.text("SELECT drop_request_days(:before)")
 _FORGET = sa.text(f"""

@@ -33,7 +33,7 @@ OUTCOMES: Mapping[Outcome, str] = {
 """The words by which requests are filtered. `missed`: its SLO."""
 _COLUMNS = (
     *("at", "id", "project", "key", "model", "lane", "route", "status", "is_good"),
-    *("duration_us", "ttft_us", "tpot_us", "queue_us"),
+    *("duration_us", "ttft_us", "tpot_us", "itl_p50_us", "itl_p99_us", "queue_us"),
     *("uncached_tokens", "cached_tokens", "written_tokens", "output_tokens", "reasoning_tokens"),
     *("cost_pico", "cache_cause", "cache_position", "trace", "batch", "tags"),
 )
@@ -85,6 +85,10 @@ class FoundRequest(msgspec.Struct, frozen=True, kw_only=True):
     duration_us: int
     ttft_us: int | None
     tpot_us: int | None
+    """Per output token after the first, on average."""
+    itl_p50_us: int | None
+    itl_p99_us: int | None
+    """Quantiles of the gaps between output tokens."""
     queue_us: int | None
     uncached_tokens: int
     cached_tokens: int

@@ -20,10 +20,12 @@ from billing.queries import Query, ask, ask_all
 from billing.tables import TOTAL_PICO, AnyRow
 from gateway.db import sum_up_in_memory
 from gateway.request_log.histograms import quantile_us, unpack
-from gateway.request_log.tables import HISTOGRAMS, OUTCOMES, TOKENS
+from gateway.request_log.tables import OUTCOMES, TOKENS
 
 Unit = Literal["hour", "day"]
 Group = Literal["project", "key", "model", "lane", "tag"]
+HISTOGRAMS = ("ttft", "itl")
+"""Those of the log that are summed up."""
 LONGEST_BY_HOUR = timedelta(hours=49)
 """A longer range is summed up by days: so many hours of a large organization are read in time."""
 MAX_GROUPS = 1000
@@ -136,7 +138,7 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     uncached_pico: int = 0
     cached_pico: int = 0
     ttft: str = "0"
-    tpot: str = "0"
+    itl: str = "0"
     """Histograms of latencies, as Postgres writes them."""
 
     @property
@@ -175,8 +177,9 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return Latency.of(self.ttft)
 
     @cached_property
-    def tpot_ms(self) -> Latency:
-        return Latency.of(self.tpot)
+    def itl_ms(self) -> Latency:
+        """The gaps between output tokens, of all requests together."""
+        return Latency.of(self.itl)
 
 
 NO_SUMS = Sums()

@@ -44,6 +44,7 @@ request_log = sa.Table(
     sa.Column("cache_position", sa.Integer),
     *text_columns("batch", nullable=True),
     sa.Column("tags", JSON),
+    *count_columns("itl_p50_us", "itl_p99_us", nullable=True),
 )
 
 OUTCOMES = {
@@ -57,12 +58,15 @@ OUTCOMES = {
 """The requests that are counted apart, by SQL that tells one. `num_rated`: those that an SLO is
 for, of which `num_good` met it."""
 COUNTS = ("num_requests", *OUTCOMES, *TOKENS, "duration_us", "queue_us")
-HISTOGRAMS = ("ttft", "tpot")
+LATENCIES = ("ttft", "tpot")
+"""Those that a request has one of, in a column `ttft_us`."""
+HISTOGRAMS = (*LATENCIES, "itl")
+"""`itl`: of the gaps between all tokens (`telemetry.latency_counts`)."""
 GROUPED = ("project", "key", "model", "lane")
 
 
 def _rollup(name: str, unit: str) -> sa.Table:
-    """Define a table of sums; `ttft` and `tpot` are histograms (`request_log.histograms`)."""
+    """Define a table of sums, some of which are histograms (`request_log.histograms`)."""
     return sa.Table(
         name,
         metadata,

@@ -276,16 +276,16 @@ class HistogramChild:
         self._floats, self._counts = memory.floats, memory.counts
         self._native_at = at + len(bounds) + 2
 
-    def observe(self, value: float) -> None:
+    def observe(self, value: float, times: int = 1) -> None:
         counts = self._counts
-        self._floats[self._at] += value
-        counts[self._at + 1 + bisect_left(self._bounds, value)] += 1
+        self._floats[self._at] += value * times
+        counts[self._at + 1 + bisect_left(self._bounds, value)] += times
         index = 0
         if value > ZERO_THRESHOLD:
             index = ceil(log2(value) * BUCKETS_PER_DOUBLING) - FIRST_INDEX + 1
             if index >= NUM_NATIVE:
                 index = NUM_NATIVE - 1
-        counts[self._native_at + index] += 1
+        counts[self._native_at + index] += times
 
     def exemplify(self, value: float, *, trace: str, at: float) -> None:
         """Name the trace in which a value was observed. From any thread."""

@@ -258,7 +258,7 @@ class Telemetry:
         )
         self.itl = group.histogram(
             "inter_token_latency_seconds",
-            "Between one step of a request that brought tokens and the next.",
+            "Between output tokens: a step of n of them is n gaps, each of its n-th part.",
             "model",
             buckets=ITL_BUCKETS_S,
             do="A long tail is a step that waited for a prompt: bound it by `itl_target_s`.",

@@ -10,20 +10,9 @@ from foundation.request_context import current_stages
 from foundation.stages import Stage
 from gateway.generation_events import CacheOutcome, MeteredUsage, RawBody, ReplicaEvent
 from gateway.lanes import ServedRequest, Slo, SloOutcome, judge
+from gateway.telemetry.histograms import HistogramChild
+from gateway.telemetry.latency_counts import TokenGaps
 from gateway.telemetry.metrics import Telemetry
-
-
-class Pace:
-    """Adds up how long tokens took after the first of each generation."""
-
-    __slots__ = ("seconds", "tokens")
-
-    def __init__(self) -> None:
-        self.seconds, self.tokens = 0.0, 0
-
-    def add(self, seconds: float, tokens: int) -> None:
-        self.seconds += seconds
-        self.tokens += tokens
 
 
 class RequestMeter:
@@ -39,18 +28,19 @@ class RequestMeter:
         self.awaits_write = False
         """True from a stream's first token on, until it is queued to be written."""
         self._last_at: float | None = None
+        self._itl: HistogramChild | None = None
         self._num_tokens = 0
         self.ttft_s: float | None = None
         self.lane: Lane | None = None
         self.slo: Slo | None = None
         """None, as its lane: it was refused before anybody understood it."""
         self.slo_outcome: SloOutcome | None = None
-        self._pace = Pace()
+        self.gaps = TokenGaps()
         self.queue_time_s: float | None = None
         self.cache: CacheOutcome | None = None
         """Why no more of its prompt was cached, of its first generation."""
         self.tags: Tags = {}
-        """What the client has it counted by."""
+        """The tags that the client has it counted by."""
         self.billed: list[UsageEvent] = []
         """The bills of all generations of the request."""
         self.stages = current_stages()
@@ -63,7 +53,7 @@ class RequestMeter:
     def again(self) -> RequestMeter:
         """Return a meter for another generation of the same request."""
         meter = RequestMeter(self._telemetry, self._model)
-        meter.billed, meter._pace = self.billed, self._pace
+        meter.billed, meter.gaps = self.billed, self.gaps
         meter.stages = self.stages
         return meter
 
@@ -96,8 +86,11 @@ class RequestMeter:
                 self.wrote_first()
         else:
             step_s = now - self._last_at
-            self._telemetry.itl_of(self._model).observe(step_s)
-            self._pace.add(step_s, more)
+            self.gaps.add(step_s, more)
+            if more > 0:
+                if self._itl is None:
+                    self._itl = self._telemetry.itl_of(self._model)
+                self._itl.observe(step_s if more == 1 else step_s / more, more)
         self._last_at = now
         if self._decode is not None:
             self._decode.ended_at = now
@@ -138,7 +131,7 @@ class RequestMeter:
     @property
     def tpot_s(self) -> float | None:
         """Seconds per token after the first, over all generations of the request."""
-        return self._pace.seconds / self._pace.tokens if self._pace.tokens else None
+        return self.gaps.mean_s
 
     def judge(self, status: int) -> None:
         """Count whether the request, which has ended now, met its SLO."""

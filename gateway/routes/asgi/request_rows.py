@@ -2,6 +2,7 @@
 access log.
 
 A request that nobody signed is no tenant's and has no row; nor has what is asked beside inference.
+The row of a line of a batch is written with its bill (`batches.ending`).
 """
 
 from __future__ import annotations

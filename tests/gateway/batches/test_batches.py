@@ -122,7 +122,8 @@ def test_each_line_is_answered_and_billed_as_a_batch(worker: Running, client: Op
     ]
     for event in events:
         row = rows[event.request_id]
-        assert (row.output_tokens, row.input_tokens) == (event.output, event.uncached_input)
+        assert row.output_tokens == event.output + event.reasoning_output
+        assert row.input_tokens == event.uncached_input + event.cache_read + event.cache_write_5m
         assert row.cost_pico == sum(event._mapping[name] for name in AMOUNTS)
 
 

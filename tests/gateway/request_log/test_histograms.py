@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -11,16 +12,16 @@ from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.request_log.histograms import (
-    BOUNDS_US,
     DIGITS,
     MAX_ERROR,
-    NUM_BUCKETS,
     middle_us,
+    pack,
     quantile_us,
     share_within,
     unit_sql,
     unpack,
 )
+from gateway.telemetry.latency_counts import BOUNDS_US, NUM_BUCKETS
 
 LATENCIES = st.integers(BOUNDS_US[0], BOUNDS_US[-1] - 1)
 
@@ -63,6 +64,26 @@ async def test_postgres_makes_them_alike(db: AsyncEngine, latency: int | None) -
         query = f"SELECT ({unit_sql('n')})::text FROM (SELECT CAST(:n AS bigint) AS n) AS s"
         found = await conn.scalar(sa.text(query), {"n": latency})
     assert found == packed([] if latency is None else [latency])
+
+
+@given(st.dictionaries(st.integers(0, NUM_BUCKETS - 1), st.integers(0, 10**DIGITS - 1)))
+def test_counts_are_packed_as_they_are_read(filled: dict[int, int]) -> None:
+    counts = [filled.get(number, 0) for number in range(NUM_BUCKETS)]
+    digits, _, exponent = pack(counts).partition("e")
+    assert unpack(str(int(digits) * 10 ** int(exponent or 0))) == counts
+
+
+async def test_postgres_reads_packed_counts(db: AsyncEngine) -> None:
+    counts = [0] * NUM_BUCKETS
+    counts[3], counts[50], counts[-1] = 2, 10**DIGITS - 1, 7
+    async with db.connect() as conn:
+        found = await conn.scalar(
+            sa.text(
+                "SELECT (r.n + 0)::text FROM json_to_record(CAST(:j AS json)) AS r (n numeric)"
+            ),
+            {"j": json.dumps({"n": pack(counts)})},
+        )
+    assert unpack(str(found)) == counts
 
 
 async def test_postgres_adds_millions_without_mixing_buckets(db: AsyncEngine) -> None:

@@ -15,11 +15,13 @@ from billing.events import COMPONENTS
 from billing.tables import AMOUNTS
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.request_log import live_tail, search
+from gateway.request_log.histograms import pack
 from gateway.request_log.live_tail import LiveTail, TooManyWatchers
 from gateway.request_log.rows import StageRow
 from gateway.request_log.search import FoundPage, Search, find_request, find_requests
 from gateway.request_log.summary import ALL, Filters, Group, Summary, summarize, window_of
 from gateway.request_log.writer import RequestLog
+from gateway.telemetry.latency_counts import TokenGaps
 from tests.gateway.request_log.making import ORG, OTHER, new_row
 
 NOON = datetime(2030, 5, 10, 12, tzinfo=UTC)
@@ -82,6 +84,15 @@ async def found(db: AsyncEngine, after: str | None = None, **wanted: Any) -> Fou
         return await find_requests(conn, ORG, asked, after=after)
 
 
+def gaps(took_us: int, number: int) -> str:
+    """Return the histogram of a request that has so many gaps between its tokens."""
+    found = TokenGaps()
+    for _ in range(number):
+        found.add(took_us / 1e6, 1)
+    assert found.counts is not None
+    return pack(found.counts)
+
+
 def at(hours: float) -> float:
     return (NOON - timedelta(hours=hours)).timestamp()
 
@@ -91,9 +102,9 @@ async def test_a_summary_has_all_hours_and_the_day_before(
 ) -> None:
     await note(
         system_db,
-        new_row(at=at(1), ttft_us=200_000, tpot_us=20_000, is_good=True, queue_us=2000),
+        new_row(at=at(1), ttft_us=200_000, itl=gaps(20_000, 990), is_good=True, queue_us=2000),
         new_row(at=at(1), ttft_us=400_000, is_good=False, status=503, project="proj_2"),
-        new_row(at=at(2), status=429, model="big"),
+        new_row(at=at(2), status=429, model="big", itl=gaps(90_000, 20)),
         new_row(at=at(25), cost_pico=7),
         new_row(at=at(1), org=OTHER),
         new_row(at=at(49)),
@@ -109,7 +120,8 @@ async def test_a_summary_has_all_hours_and_the_day_before(
     assert (got.before.num_requests, got.before.cost_pico) == (1, 9)
     assert got.now.ttft_ms.p50 == pytest.approx(200, rel=0.05)
     assert got.now.ttft_ms.p99 == pytest.approx(400, rel=0.05)
-    assert got.now.tpot_ms.p99 == pytest.approx(20, rel=0.05)
+    assert got.now.itl_ms.p50 == pytest.approx(20, rel=0.05)
+    assert got.now.itl_ms.p99 == pytest.approx(90, rel=0.05), "of gaps, not of requests"
     assert got.is_billed
     series = got.series()
     assert len(series) == 24 and series[0][0] == START

@@ -13,15 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.request_log.histograms import BOUNDS_US, unpack
+from gateway.request_log.histograms import pack, unpack
 from gateway.request_log.rows import RequestRow
-from gateway.request_log.tables import COUNTS, GROUPED, HISTOGRAMS
+from gateway.request_log.tables import COUNTS, GROUPED, HISTOGRAMS, LATENCIES
 from gateway.request_log.writer import RequestLog
+from gateway.telemetry.latency_counts import BOUNDS_US, NUM_BUCKETS
 from tests.databases import Databases
 from tests.gateway.request_log.making import new_row
 from tests.machines import DatabaseMachine, run_over_database
 
 NOON = 1_795_780_800.0
+GAPS = [pack([0] * n + [n + 1] + [0] * (NUM_BUCKETS - n - 1)) for n in (0, 40, NUM_BUCKETS - 1)]
+"""Histograms of requests that had n + 1 gaps, all in the n-th bucket."""
 STATUSES = (200, 400, 403, 429, 499, 500, 503)
 ROWS = st.fixed_dictionaries(
     {
@@ -36,6 +39,7 @@ ROWS = st.fixed_dictionaries(
         "queue_us": st.none() | st.integers(0, 10**6),
         "output_tokens": st.integers(0, 2**31 - 1),
         "cost_pico": st.integers(0, 2**63 - 1),
+        "itl": st.none() | st.sampled_from(GAPS),
     }
 )
 SEES = {
@@ -135,7 +139,10 @@ class Writers(DatabaseMachine):
                 total[name] += sees(row)
             for name in (*set(COUNTS) - SEES.keys(), "cost_pico"):
                 total[name] += getattr(row, name) or 0
-            for name in HISTOGRAMS:
+            if row.itl is not None:
+                number = (0, 40, NUM_BUCKETS - 1)[GAPS.index(row.itl)]
+                total[f"itl/{number}"] += number + 1
+            for name in LATENCIES:
                 took = getattr(row, f"{name}_us")
                 if took is not None:
                     total[f"{name}/{sum(bound <= took for bound in BOUNDS_US)}"] += 1

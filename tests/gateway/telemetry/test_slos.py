@@ -22,6 +22,7 @@ from gateway.lanes import (
 )
 from gateway.settings.file import SettingsError
 from gateway.settings.load import load
+from gateway.telemetry.latency_counts import BOUNDS_US
 from gateway.telemetry.metrics import Telemetry
 from gateway.telemetry.request_meter import RequestMeter
 from tests.budget import examples
@@ -166,6 +167,26 @@ def test_the_pace_is_that_of_all_generations_of_a_request(monkeypatch: pytest.Mo
         streams=False,
     )
     assert meter.tpot_s == pytest.approx(0.8 / 4), "a whole body tells no pace"
+
+
+def test_a_step_of_several_tokens_is_as_many_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("gateway.telemetry.request_meter.time.perf_counter", lambda: now)
+    telemetry = Telemetry(models=["m"])
+    meter = RequestMeter(telemetry, "m")
+    for after_s, output in ((1.0, 4), (0.3, 7), (0.02, 8), (9.0, 6), (0.02, 7)):
+        now += after_s
+        meter.received(step(output), streams=False)  # an upstream may tell of fewer in the end
+    assert meter.gaps.counts is not None
+    by_bucket = {n: count for n, count in enumerate(meter.gaps.counts) if count}
+    assert by_bucket == {bucket_of(0.1): 3, bucket_of(0.02): 2}
+    value = telemetry.registry.get_sample_value
+    assert value("tollgate_inter_token_latency_seconds_count", {"model": "m"}) == 5
+    assert meter.gaps.tokens == 3, "the mean is of all time and all tokens, as they were told"
+
+
+def bucket_of(seconds: float) -> int:
+    return sum(bound <= seconds * 1e6 for bound in BOUNDS_US)
 
 
 def step(output: int) -> ReplicaEvent:

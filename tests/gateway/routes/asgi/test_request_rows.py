@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from foundation.stages import Stage
 from gateway.generation_events import CacheOutcome, MeteredUsage
 from gateway.lanes import Slo
 from gateway.request_log.answers import MAX_STAGES, MAX_TEXT_CHARS, NotedAnswer
+from gateway.request_log.histograms import unpack
 from gateway.request_log.rows import RequestRow, StageRow
 from gateway.routes.asgi.access_log import AccessLine, AccessLog
 from gateway.routes.asgi.request_rows import recording
@@ -56,12 +58,18 @@ def test_a_row_has_what_was_used_and_how_long_it_took() -> None:
     meter.judge(200)
     meter.cache = CacheOutcome(cause="changed", position=268)
     meter.tags = {"team": "search"}
+    for _ in range(99):
+        meter.gaps.add(0.02, 1)
+    meter.gaps.add(1.8, 2)
     [row] = rows_of(answered(meter=meter), telemetry=telemetry)
     assert (row.id, row.at_ms) == (REQUEST[4:], int(REQUEST[4:16], 16))
     assert (row.org, row.project, row.key) == (WHO.org_id, WHO.project_id, WHO.key_id)
     assert (row.model, row.lane, row.route, row.status) == ("m", "agentic", CHAT, 200)
     assert (row.duration_us, row.ttft_us, row.queue_us) == (1_500_000, 12_300, 4_000)
-    assert (row.tpot_us, row.is_good) == (None, True)
+    assert (row.tpot_us, row.is_good) == (37_426, True)
+    assert row.itl_p50_us == pytest.approx(20_000, rel=0.05)
+    assert row.itl_p99_us == pytest.approx(900_000, rel=0.05)
+    assert row.itl is not None and sum(unpack(str(int(Decimal(row.itl))))) == 101
     assert (row.uncached_tokens, row.cached_tokens, row.written_tokens) == (15, 2, 0)
     assert (row.output_tokens, row.reasoning_tokens) == (6, 1)
     assert row.cost_pico == (3 + 4 + 8) * 10 + (5 + 1) * 100
