@@ -24,14 +24,20 @@ from gateway.principal import (
 SCOPE_MCP_CALL = "mcp:call"
 SCOPE_ADMIN_READ = "admin:read"
 """Any GET of administration."""
-ADMIN_AREAS = ("projects", "members", "keys", "clients", "issuers", "audit", "billing", "mcp")
+ADMIN_AREAS = (
+    *("projects", "members", "keys", "clients", "issuers", "audit", "billing", "mcp", "content"),
+)
 OPERATOR_AREAS = ("plans", "prices", "models", "servers", "signing_keys", "orgs")
 """Areas that the whole installation shares: only an operator org may change them."""
 ADMIN, OPERATOR = "admin:", "operator:"
 
-PROJECT_OWNER = frozenset(ADMIN + area for area in ("projects", "members", "keys", "billing"))
-"""The scopes that an owner of a project has in it: its members, service accounts, keys and rate
-limits, on routes of one project (`routes.access.needs_in_project`)."""
+SCOPE_CONTENT = "admin:content"
+"""Read the texts of requests and answers, where their project stores them."""
+PROJECT_OWNER = frozenset(
+    ADMIN + area for area in ("projects", "members", "keys", "billing", "content")
+)
+"""The scopes that an owner of a project has in it: its members, service accounts, keys, rate limits
+and stored texts, on routes of one project (`routes.access.needs_in_project`) or of its request."""
 
 SERVICE_SCOPES = frozenset({SCOPE_INFERENCE, SCOPE_MCP_CALL})
 ADMIN_SCOPES = frozenset({SCOPE_ADMIN, SCOPE_ADMIN_READ, *(ADMIN + area for area in ADMIN_AREAS)})

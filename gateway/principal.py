@@ -178,6 +178,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """Its answers say what they cost, where the request says nothing of it."""
     zero_retention: bool = False
     """Its project keeps nothing of what it asks and is answered."""
+    store_content: bool = False
+    """Its project stores the texts of requests and answers beside the log of requests."""
     expires_at: float | None = None
     """Unix seconds."""
     kind: CredentialKind = "key"
@@ -223,6 +225,12 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     def keeps_nothing(self) -> bool:
         """Or it is of no project, whose it could be."""
         return self.zero_retention or not self.project_id
+
+    @property
+    def stores_content(self) -> bool:
+        """Tell whether the texts of its requests and answers are stored beside the log of
+        requests."""
+        return self.store_content and not self.keeps_nothing
 
     @property
     def price_list(self) -> str:

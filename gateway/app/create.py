@@ -78,6 +78,7 @@ from gateway.mcp.service.service import open_mcp, open_tool_loops, own_version
 from gateway.net.mail import Mailer, MailServer
 from gateway.networks import Networks
 from gateway.request_log.answers import NotedAnswer
+from gateway.request_log.content_log import ContentLog
 from gateway.request_log.live_tail import LiveTail
 from gateway.request_log.writer import RequestLog
 from gateway.responses.wiring import Responses, open_responses
@@ -226,7 +227,7 @@ async def lifespan(app: Litestar) -> AsyncIterator[None]:
         services: Services = await app.state.open(stack)
         app.state.services = services
         app.state.access_log = app.state.open_access_log(
-            stack, services.telemetry, services.request_log
+            stack, services.telemetry, services.request_log, services.content_log
         )
         # They end first: one that goes on opens a connection to a store that is closed already.
         for periodic in (
@@ -246,14 +247,23 @@ def open_access_log(
     stack: AsyncExitStack,
     telemetry: Telemetry,
     request_log: RequestLog,
+    content_log: ContentLog | None = None,
     *,
     process: str,
 ) -> AccessLog:
-    record_row, record_spans, policy = recording(request_log.put), None, None
+    put_content = None if content_log is None else content_log.put
+    record_row, record_spans, policy = recording(request_log.put, put_content), None, None
     if (traces := settings.traces) is not None:
         from gateway.traces.request_spans import recording_spans  # needs the extra `otel`
 
-        record_spans = stack.enter_context(recording_spans(traces, telemetry, process=process))
+        record_spans = stack.enter_context(
+            recording_spans(
+                traces,
+                telemetry,
+                process=process,
+                with_content=content_log is not None and content_log.keeps_any,
+            )
+        )
         policy = TracePolicy(
             ratio=traces.ratio,
             client_sampled_per_s=traces.client_sampled_per_s,
@@ -369,6 +379,7 @@ async def open_services(
         asked_arguments=CallArguments(secret),
         cache_report=report,
         request_log=request_log,
+        content_log=start_content_log(settings, resources),
         live_tail=start_live_tail(resources),
         trusted_proxies=Networks.of(settings.trusted_proxies),
         mailer=Mailer(mail_server),
@@ -500,6 +511,18 @@ def start_request_log(settings: Settings, resources: Resources) -> RequestLog:
     request_log.start()
     resources.stack.push_async_callback(request_log.close)
     return request_log
+
+
+def start_content_log(settings: Settings, resources: Resources) -> ContentLog:
+    content_log = ContentLog(
+        resources.system_db,
+        resources.secret,
+        keep_days=settings.requests.days_of_content,
+        on_dropped=resources.telemetry.request_contents_dropped.inc,
+    )
+    content_log.start()
+    resources.stack.push_async_callback(content_log.close)
+    return content_log
 
 
 def start_live_tail(resources: Resources) -> LiveTail:

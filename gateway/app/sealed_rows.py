@@ -20,6 +20,7 @@ from gateway.columns import SealedColumns, seal_some
 from gateway.db import DATABASE_ERRORS
 from gateway.files import sealing as files
 from gateway.installation import items as installation
+from gateway.request_log import content_log as requests
 from gateway.responses import sealing as responses
 from gateway.secret import Cipher, Secret
 from gateway.settings.sealed_keys import PURPOSE
@@ -31,8 +32,11 @@ ALL: tuple[SealedColumns, ...] = (
     *(batches.REQUESTS, batches.ANSWERS, batches.METADATA, batches.ERRORS),
     *(responses.CONTENT, responses.CONVERSATION_METADATA, responses.ITEMS),
     installation.SEALED,
+    requests.CONTENT,
 )
-ONCE_UNSEALED = tuple(it for it in ALL if it.purpose not in (responses.PURPOSE, PURPOSE))
+ONCE_UNSEALED = tuple(
+    it for it in ALL if it.purpose not in (responses.PURPOSE, PURPOSE, requests.PURPOSE)
+)
 """Their rows were not sealed in older versions."""
 INTERVAL_S = 600.0
 

@@ -100,6 +100,8 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
     call.principal.check_served()
     if not services.spool.healthy:
         raise NotAccepting
+    if call.principal.stores_content:
+        call.meter.capture(call.request)
     if call.principal.spend_caps:
         call = msgspec.structs.replace(call, request=under_a_cap(call.request))
     route = services.fleet.resolve(call.request.model, call.principal)

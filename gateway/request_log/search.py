@@ -103,7 +103,11 @@ class FoundRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the batch whose line it is."""
     tags: Mapping[str, str] | None
     stages: Sequence[Any] = ()
-    """As `StageRow` has them; only of a request that was asked for by its id."""
+    """As `StageRow` has them; only of a request that was asked for by its id, as what follows."""
+    has_content: bool = False
+    """Its texts are stored."""
+    cache_break: Mapping[str, str] | None = None
+    """The `place` and `role` of the message that `cache_position` lies in, where that is known."""
 
     @property
     def input_tokens(self) -> int:
@@ -217,8 +221,27 @@ _NAMED = """
     LEFT JOIN projects ON projects.id = matched.project AND projects.org_id = :org
     LEFT JOIN api_keys ON api_keys.id = matched.key AND api_keys.org_id = :org
 """
+_HAS_CONTENT = """
+    projects.store_content AND NOT projects.zero_retention AND projects.archived_at IS NULL
+    AND EXISTS (
+        SELECT FROM request_content AS c
+        WHERE c.org = matched.org AND c.at = matched.at AND c.id = matched.id
+    )
+"""
+_CACHE_BREAK = """
+    SELECT jsonb_build_object('place', one ->> 'message', 'role', one ->> 'role')
+    FROM cache_report AS r, jsonb_array_elements(r.breaks) AS one
+    WHERE r.org = matched.org AND r.project = matched.project AND r.key = matched.key
+        AND r.model = matched.model
+        AND r.hour BETWEEN matched.at - interval '1 hour' AND matched.at + interval '1 hour'
+        AND one ->> 'cause' = matched.cache_cause
+        AND (one ->> 'position')::bigint = matched.cache_position AND one ? 'message'
+    ORDER BY r.hour DESC LIMIT 1
+"""
+"""The message that the position lies in, as the cache report has found it for a like request."""
 _ONE = sa.text(f"""
-    SELECT {", ".join(f"matched.{name}" for name in _COLUMNS)}, stages, {_NAMES_OF}
+    SELECT {", ".join(f"matched.{name}" for name in _COLUMNS)}, stages, {_NAMES_OF},
+        {_HAS_CONTENT} AS has_content, ({_CACHE_BREAK}) AS cache_break
     FROM request_log AS matched {_NAMED}
     WHERE matched.org = :org AND matched.at = :at AND matched.id = :id
 """)
@@ -272,4 +295,5 @@ async def find_names(conn: AsyncConnection, org: str, ids: Iterable[str]) -> Map
 def _to_request(row: Any) -> FoundRequest:
     values = {name: row[name] for name in (*_COLUMNS, "project_name", "key_name")}
     values |= {"id": row["id"].hex, "trace": row["trace"].hex, "stages": row.get("stages") or ()}
+    values |= {"has_content": bool(row.get("has_content")), "cache_break": row.get("cache_break")}
     return FoundRequest(**values)

@@ -2,8 +2,9 @@
 
 `request_log` has a partition for each day (UTC) and a row for each request for a model: who asked,
 what became of it, how long it took, what it used and what that cost when it was answered. Never a
-prompt, never an address. `requests_hourly` and `requests_daily` are its sums. Tokens and money here
-are what the worker counted as it answered; the ledger has what is billed.
+prompt, never an address. `requests_hourly` and `requests_daily` are its sums. `request_content` has
+the same partitions, and texts, sealed, of projects that want them stored. Tokens and money here are
+what the worker counted as it answered; the ledger has what is billed.
 """
 
 from __future__ import annotations
@@ -46,6 +47,18 @@ request_log = sa.Table(
     sa.Column("tags", JSON),
     *count_columns("itl_p50_us", "itl_p99_us", nullable=True),
 )
+
+request_content = sa.Table(
+    "request_content",
+    metadata,
+    *text_columns("org", primary_key=True),
+    *moment_columns("at", primary_key=True),
+    sa.Column("id", sa.Uuid, primary_key=True),
+    *text_columns("project"),
+    _real("content", sa.LargeBinary),
+    *text_columns("secret_id"),
+)
+"""The texts of requests of projects that store them, packed and sealed (`content_log`)."""
 
 OUTCOMES = {
     "num_refused": "status BETWEEN 400 AND 498 AND status <> 429",

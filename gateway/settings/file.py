@@ -111,6 +111,13 @@ class RequestsConfig(Strict, frozen=True, kw_only=True):
     keep_days: Annotated[int, Meta(ge=0, le=3660)] = 30
     """How many days before today a row of each request is kept. 0: none are, only sums by hour and
     by day."""
+    content_days: Annotated[int, Meta(ge=0, le=3660)] = 7
+    """How many days the texts of requests are kept in projects with `store_content`, `keep_days` at
+    the most. 0: none are stored or put into traces, whatever a project says."""
+
+    @property
+    def days_of_content(self) -> int:
+        return min(self.content_days, self.keep_days)
 
 
 class MailConfig(Strict, frozen=True, kw_only=True):

@@ -471,6 +471,12 @@ class Telemetry:
             "Requests that are missing in the log of requests: Postgres was away for too long.",
             do="The console shows fewer requests than there were; the books have all of them.",
         )
+        self.request_contents_dropped = group.counter(
+            "request_contents_dropped",
+            "Requests whose texts a project stores and that are missing: Postgres was away for too"
+            " long, or they could not be read.",
+            do="Look after Postgres; the requests were answered, and have their rows and bills.",
+        )
         self.build_info = group.gauge(
             "build_info",
             "The version that the workers run; always 1.",

@@ -8,8 +8,10 @@ from billing.events import Tags, UsageEvent
 from engine.protocol import Lane
 from foundation.request_context import current_stages
 from foundation.stages import Stage
+from gateway.generate_request import GenerateRequest
 from gateway.generation_events import CacheOutcome, MeteredUsage, RawBody, ReplicaEvent
 from gateway.lanes import ServedRequest, Slo, SloOutcome, judge
+from gateway.telemetry.captured_content import CapturedContent
 from gateway.telemetry.histograms import HistogramChild
 from gateway.telemetry.latency_counts import TokenGaps
 from gateway.telemetry.metrics import Telemetry
@@ -41,6 +43,8 @@ class RequestMeter:
         """Why no more of its prompt was cached, of its first generation."""
         self.tags: Tags = {}
         """The tags that the client has it counted by."""
+        self.content: CapturedContent | None = None
+        """What is asked and answered. None: its project does not store that."""
         self.billed: list[UsageEvent] = []
         """The bills of all generations of the request."""
         self.stages = current_stages()
@@ -53,9 +57,15 @@ class RequestMeter:
     def again(self) -> RequestMeter:
         """Return a meter for another generation of the same request."""
         meter = RequestMeter(self._telemetry, self._model)
-        meter.billed, meter.gaps = self.billed, self.gaps
+        meter.billed, meter.gaps, meter.content = self.billed, self.gaps, self.content
         meter.stages = self.stages
         return meter
+
+    def capture(self, request: GenerateRequest) -> None:
+        """Hold what a generation of the request asks and is answered from now on."""
+        if self.content is None:
+            self.content = CapturedContent()
+        self.content.begin(request)
 
     def begin_attempt(self, replica: str, ref: str = "") -> Stage:
         """Begin the stage of a try on a replica, which `received` divides further. `ref`: the id of
@@ -68,6 +78,8 @@ class RequestMeter:
     def received(self, event: ReplicaEvent, *, streams: bool) -> None:
         """Count what a replica's step brought, whether or not the client is shown it yet. streams:
         the client is shown it before the answer is whole, and `wrote_first` tells when."""
+        if self.content is not None:
+            self.content.add(event.items)
         if event.queue_time_s is not None and self.queue_time_s is None:
             self.queue_time_s = event.queue_time_s
             self._add_queue(event.queue_time_s)

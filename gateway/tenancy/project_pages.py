@@ -22,6 +22,7 @@ class ProjectLine(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     plan: str | None
     zero_retention: bool
+    store_content: bool
     created_at: datetime
     archived_at: datetime | None
     num_members: int
@@ -52,9 +53,10 @@ async def list_project_lines(
     keys = sa.select(sa.func.count()).where(
         api_keys.c.org_id == org_id, api_keys.c.project_id == c.id, api_keys.c.revoked_at.is_(None)
     )
-    columns = (c.id, c.name, c.plan, c.zero_retention, c.created_at, c.archived_at)
+    columns = (c.id, c.name, c.plan, c.zero_retention, c.store_content)
     found = sa.select(
         *columns,
+        *(c.created_at, c.archived_at),
         members.correlate(projects).scalar_subquery().label("num_members"),
         keys.correlate(projects).scalar_subquery().label("num_keys"),
     ).where(c.org_id == org_id)

@@ -20,7 +20,7 @@ from billing.queries import Query, ask
 from gateway.audit.log import Actor, record
 from gateway.ids import uuid7
 from gateway.tenancy.changes import EVERYTHING, changing, unchecked
-from gateway.tenancy.errors import ArchivedError, NameTaken, NotFound
+from gateway.tenancy.errors import ArchivedError, InvalidField, NameTaken, NotFound
 from gateway.tenancy.tables import check_name, check_plan, orgs, projects
 
 
@@ -34,6 +34,8 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     models: list[str] | None
     zero_retention: bool
     """Nothing is kept of what is asked and answered in it."""
+    store_content: bool
+    """The texts of its requests and answers are stored beside the log of requests."""
     created_at: datetime
     archived_at: datetime | None
 
@@ -49,15 +51,18 @@ async def create_project(
     name: str,
     plan: str | None = None,
     zero_retention: bool = False,
+    store_content: bool = False,
     actor: Actor,
 ) -> Project:
     """Raises: InvalidField, NameTaken, NotFound (org, plan)."""
+    check_kept(zero_retention=zero_retention, store_content=store_content)
     # The lock keeps the organization from being archived before this commits.
     live = sa.select(orgs.c.id).where(orgs.c.id == org_id, orgs.c.archived_at.is_(None))
     if await conn.scalar(live.with_for_update(read=True)) is None:
         raise NotFound("org", f"no organization {org_id!r}")
     row: dict[str, Any] = {"id": f"proj_{uuid7().hex}", "org_id": org_id, "name": check_name(name)}
-    row |= {"plan": await check_plan(conn, plan), "zero_retention": zero_retention}
+    kept = {"zero_retention": zero_retention, "store_content": store_content}
+    row |= {"plan": await check_plan(conn, plan), **kept}
     added = insert(projects).values(**row)
     made = (await conn.execute(added.on_conflict_do_nothing().returning(projects))).one_or_none()
     if made is None:
@@ -69,11 +74,7 @@ async def create_project(
         actor=actor,
         action="project.created",
         target=project.id,
-        after={
-            "name": project.name,
-            "plan": project.plan,
-            "zero_retention": project.zero_retention,
-        },
+        after={"name": project.name, "plan": project.plan, **kept},
     )
     return project
 
@@ -125,6 +126,32 @@ def with_project_names(
     return listed.add_columns(name.scalar_subquery().label("project_name"))
 
 
+def stores_content(
+    org_id: sa.ColumnElement[str], project_id: sa.ColumnElement[str]
+) -> sa.ColumnElement[bool]:
+    """Select rows of live projects that store the texts of requests now: those of all others are
+    erased."""
+    live = (projects.c.archived_at.is_(None), orgs.c.archived_at.is_(None))
+    return _project_of(org_id, project_id).where(
+        projects.c.store_content, sa.not_(projects.c.zero_retention), *live
+    )
+
+
+def _project_of(org_id: sa.ColumnElement[str], project_id: sa.ColumnElement[str]) -> sa.Exists:
+    """Select rows by their project and its organization."""
+    joined = projects.join(orgs, projects.c.org_id == orgs.c.id)
+    own = (projects.c.org_id == org_id, projects.c.id == project_id)
+    return sa.exists().select_from(joined).where(*own)
+
+
+def check_kept(*, zero_retention: bool, store_content: bool) -> None:
+    """Raises: InvalidField where a project is to keep nothing and store texts."""
+    if zero_retention and store_content:
+        raise InvalidField(
+            "store_content", "cannot be true in a project that keeps nothing (zero_retention)"
+        )
+
+
 def select_projects(org_id: str, *, archived: bool = False) -> sa.Select[Any]:
     """Select the live projects of an organization, or with `archived` all."""
     listed = sa.select(projects).where(projects.c.org_id == org_id)
@@ -162,8 +189,8 @@ async def update_project(
     actor: Actor,
     check: Check = unchecked,
 ) -> Project:
-    """Update a project; `values`: name, plan, zero_retention. Every worker goes by it within a
-    second.
+    """Update a project; `values`: name, plan, zero_retention, store_content. Every worker goes by
+    it within a second.
 
     Raises: InvalidField, NameTaken, NotFound (project, plan), ArchivedError, ChangeNotAnnounced,
     and what `check` raises.
@@ -182,6 +209,10 @@ async def _change(
     """One that is held. Raises: InvalidField, NameTaken."""
     if "name" in values:
         check_name(values["name"])
+    check_kept(
+        zero_retention=values.get("zero_retention", before.zero_retention),
+        store_content=values.get("store_content", before.store_content),
+    )
     wanted = {key: value for key, value in values.items() if getattr(before, key) != value}
     if not wanted:
         return before

@@ -66,6 +66,7 @@ projects = sa.Table(
     sa.Column("models_mode", sa.Text, nullable=True),
     sa.Column("models", ARRAY(sa.Text), nullable=True),
     sa.Column("zero_retention", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("store_content", sa.Boolean, nullable=False, server_default=sa.false()),
     moment_made(),
     moment("archived_at"),
     sa.UniqueConstraint("org_id", "id", name="projects_org_id_id"),

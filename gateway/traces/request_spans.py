@@ -3,7 +3,8 @@
 Made of what the access log knows, in its thread, when all has ended; so which requests are kept
 beside those that were sampled can be decided by how they ended, and a request itself pays nothing.
 A trace continues that of the client, or begins one by the digits of the request's id, which is the
-`trace` of each line of a log. Nothing of a prompt, an answer or an argument is in it.
+`trace` of each line of a log. Nothing of a prompt, an answer or an argument is in it, but where a
+project stores contents: then the last attempt has them, as far as they are stored.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from gateway.routes.asgi.access_log import AccessLine
 from gateway.settings.file import TracesConfig
 from gateway.telemetry.metrics import Telemetry
 from gateway.traces import conventions as names
+from gateway.traces.content_messages import content_attributes
 from gateway.traces.sender import SpanSender, make_exporter
 
 NANOSECONDS = 1_000_000_000
@@ -45,7 +47,8 @@ Attributes = dict[str, str | int | float | bool]
 
 class RequestSpans:
     """Makes the spans of what a process answers. `slow_s`: how long the first token, or an answer
-    without tokens, may take, unless its trace is kept; None: as long as it takes."""
+    without tokens, may take, unless its trace is kept; None: as long as it takes. `with_content`:
+    tell what was captured of requests."""
 
     def __init__(
         self,
@@ -54,8 +57,9 @@ class RequestSpans:
         process: str,
         version: str,
         slow_s: float | None,
+        with_content: bool = False,
     ) -> None:
-        self._send, self._slow_s = send, slow_s
+        self._send, self._slow_s, self._with_content = send, slow_s, with_content
         self._kept = TokenBucket(MAX_KEPT_PER_S)
         self._resource = Resource(
             {
@@ -115,8 +119,12 @@ class RequestSpans:
         bills = {} if answer.meter is None else {each.id: each for each in answer.meter.billed}
         for stage in context.stages:
             stage.span_id = stage.span_id or new_span_id()
+        attempts = (stage for stage in reversed(context.stages) if stage.name == "attempt")
+        last = next(attempts, None)
         for stage in context.stages:
             told = describe(stage, line, bills)
+            if self._with_content and stage is last:
+                told.attributes |= content_attributes(answer)
             spans.append(
                 ReadableSpan(
                     told.name,
@@ -137,7 +145,7 @@ class RequestSpans:
 
 @contextmanager
 def recording_spans(
-    config: TracesConfig, telemetry: Telemetry, *, process: str
+    config: TracesConfig, telemetry: Telemetry, *, process: str, with_content: bool = False
 ) -> Iterator[Callable[[NotedAnswer, AccessLine], None]]:
     """Send the spans of what a process answers, as long as it does; yields what records them."""
     sender = SpanSender(
@@ -147,7 +155,11 @@ def recording_spans(
     )
     with sender.running():
         yield RequestSpans(
-            sender.put, process=process, version=own_version(), slow_s=config.slow_s
+            sender.put,
+            process=process,
+            version=own_version(),
+            slow_s=config.slow_s,
+            with_content=with_content,
         ).record
 
 

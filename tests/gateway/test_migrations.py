@@ -48,7 +48,7 @@ ROOMS = (
 )
 
 
-PARTITION = re.compile(r"\brequest_log_[0-9]{8}\b")
+PARTITION = re.compile(r"\brequest_(log|content)_[0-9]{8}\b")
 
 
 def differences(connection: Connection) -> list[str]:

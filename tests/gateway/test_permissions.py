@@ -205,7 +205,8 @@ def test_who_owns_a_project_may_be_given_its_scopes(
 
 
 def test_what_an_owner_of_a_project_may_stands_here() -> None:
-    wanted = {"admin:projects", "admin:members", "admin:keys", "admin:billing"}
+    areas = ("projects", "members", "keys", "billing", "content")
+    wanted = {f"admin:{area}" for area in areas}
     assert wanted == PROJECT_OWNER
     reader = principal(SCOPES, "reader", owned=frozenset({"p"}))
     assert powers(reader, "p") - powers(reader) == wanted

@@ -290,6 +290,7 @@ def to_principal(record: KeyRecord) -> Principal:
         spend_caps=record.spend_caps,
         shows_cost=record.shows_cost,
         zero_retention=record.zero_retention,
+        store_content=record.store_content,
         key_model_plans=record.key_model_plans,
         role=record.role,
         owned_projects=record.owned_projects,

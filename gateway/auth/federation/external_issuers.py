@@ -137,6 +137,7 @@ class ExternalIssuers:
             allowed_models=permitted.allowed,
             denied_models=permitted.denied,
             zero_retention=project["zero_retention"],
+            store_content=project["store_content"],
         )
 
     def _resources(self, org_id: str) -> frozenset[str]:

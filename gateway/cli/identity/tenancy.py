@@ -238,6 +238,36 @@ async def set_models(
     click.echo(f"{project.id} has {models}.")
 
 
+@projects.command("set-content")
+@with_settings
+@with_options(OF_ORG)
+@click.argument("state", type=click.Choice(["on", "off"]))
+@click.argument("name")
+async def set_content(settings: Settings, name: str, state: str, org: str) -> None:
+    """Store the texts of a project's requests and answers, or stop and erase them.
+
+    Off by default. Texts are sealed in Postgres for `[requests] content_days`, for who has the
+    scope admin:content, and spans of the project's traces have them. Every worker goes by it within
+    a second; what is stored is found no more at once, and deleted within minutes.
+    """
+    from gateway.audit.log import COMMAND_LINE
+    from gateway.tenancy.projects import update_project
+
+    values = {"store_content": state == "on"}
+    async with connections(settings) as (db, redis):
+        project = await project_named(db, org, name)
+        await update_project(
+            db, redis, project.id, values, org_id=project.org_id, actor=COMMAND_LINE
+        )
+    days = settings.requests.days_of_content
+    if state == "off":
+        click.echo(f"{project.id} stores no texts of its requests; those that it had are erased.")
+    elif days:
+        click.echo(f"{project.id} stores the texts of its requests for {days} days.")
+    else:
+        click.echo(f"{project.id} may store texts, but [requests] content_days is 0: none are.")
+
+
 async def project_named(db: AsyncEngine, org: str, name: str) -> Project:
     """Return a live project by its organization's name and its own. Raises: NotFound."""
     from gateway.tenancy.orgs import find_org

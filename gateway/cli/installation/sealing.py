@@ -102,7 +102,7 @@ async def _seal_anew(settings: Settings) -> None:
 @secret.command()
 @with_settings
 async def reseal(settings: Settings) -> None:
-    """Seal files, batches, responses and conversations under the current secret.
+    """Seal files, batches, responses, conversations and texts of requests under the current secret.
 
     `tollgate secret rotate` does it. Alone: once a new key stands first in the secret's file and
     all gateways have it; run `tollgate vault rewrap` next, for credentials. A day later the old key

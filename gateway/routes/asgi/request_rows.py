@@ -16,6 +16,7 @@ from gateway.principal import Principal
 from gateway.request_log.answers import NotedAnswer, RequestOwner, TokenCounts, to_row
 from gateway.request_log.rows import RequestRow
 from gateway.routes.asgi.access_log import AccessLine
+from gateway.telemetry.captured_content import CapturedContent
 from gateway.telemetry.metrics import UNKNOWN_MODEL
 from gateway.telemetry.request_meter import RequestMeter
 from gateway.wire.surfaces import RESPONSES, SURFACES
@@ -25,15 +26,25 @@ ROUTES = frozenset({*SURFACES, RESPONSES, MESSAGES, PLAYGROUND})
 """The templates of the routes that ask a model."""
 
 
-def recording(put: Callable[[RequestRow], None]) -> Callable[[NotedAnswer, AccessLine], None]:
-    """Return what an access log calls for each answer."""
+def recording(
+    put: Callable[[RequestRow], None],
+    put_content: Callable[[RequestRow, CapturedContent], None] | None = None,
+) -> Callable[[NotedAnswer, AccessLine], None]:
+    """Return what an access log calls for each answer. `put_content`: takes what was asked and
+    answered, where its project stores that."""
 
     def record(answer: NotedAnswer, line: AccessLine) -> None:
         owner = owner_of(answer, line)
-        if owner is not None:
-            tokens = line.tokens if isinstance(line.tokens, TokenCounts) else TokenCounts()
-            cost = 0 if line.cost_pico_usd is UNSET else line.cost_pico_usd
-            put(to_row(owner, answer, tokens, cost))
+        if owner is None:
+            return
+        tokens = line.tokens if isinstance(line.tokens, TokenCounts) else TokenCounts()
+        cost = 0 if line.cost_pico_usd is UNSET else line.cost_pico_usd
+        row = to_row(owner, answer, tokens, cost)
+        put(row)
+        if put_content is not None and answer.meter is not None:
+            content = answer.meter.content
+            if content is not None:
+                put_content(row, content)
 
     return record
 

@@ -13,7 +13,7 @@ from gateway.tenancy import projects as verbs
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.members import members
 from gateway.tenancy.members.users import find_user
-from gateway.tenancy.project_pages import list_project_lines, plans_query
+from gateway.tenancy.project_pages import ProjectLine, list_project_lines, plans_query
 from gateway.tenancy.projects import Project
 
 ROLES = (("member", "member"), ("owner", "owner: also adds people, keys and budgets"))
@@ -39,7 +39,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
             "Keys", "num_keys", kind="count", link=lambda line: f"/console/keys?project={line.id}"
         ),
         TableColumn("Plan", "plan"),
-        TableColumn("Keeps", lambda line: "nothing" if line.zero_retention else "as set"),
+        TableColumn("Keeps", keeps),
         TableColumn("Made", "created_at", kind="time"),
         TableColumn("Id", "id", kind="id"),
     )
@@ -49,7 +49,14 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         more=found[-1].id if more else None,
         plans=plan_choices(plans),
         archived=archived,
+        content_days=request.services.content_log.keep_days,
     )
+
+
+def keeps(line: ProjectLine) -> str:
+    if line.zero_retention:
+        return "nothing"
+    return "texts of requests" if line.store_content else "as asked"
 
 
 def plan_choices(names: list[str], present: str | None = None) -> list[tuple[str, str]]:
@@ -68,6 +75,7 @@ async def create(request: ConsoleRequest) -> Response[bytes]:
             name=form.get("name", "").strip(),
             plan=form.get("plan") or None,
             zero_retention="zero_retention" in form,
+            store_content="store_content" in form,
             actor=request.actor,
         )
     return request.done(f"{made.name} is there. Make a key for it next.", to=address_of(made.id))
@@ -101,6 +109,7 @@ async def show_one(request: ConsoleRequest) -> Response[bytes]:
         project=project,
         more=found[-1].user_id if more else None,
         plans=plan_choices(plans, project.plan),
+        content_days=request.services.content_log.keep_days,
         roles=ROLES,
         can_here=lambda scope: request.can(scope, project.id) and project.archived_at is None,
     )
@@ -113,6 +122,7 @@ async def update(request: ConsoleRequest) -> Response[bytes]:
         "name": form.get("name", "").strip(),
         "plan": form.get("plan") or None,
         "zero_retention": "zero_retention" in form,
+        "store_content": "store_content" in form,
     }
     changed = await verbs.update_project(
         request.db,

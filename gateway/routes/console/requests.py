@@ -20,8 +20,10 @@ from billing.reports.request_record import RequestRecord, find_record
 from foundation import sse
 from gateway.batches.batches import MESSAGES_PREFIX, PREFIX
 from gateway.console.tables import Table, TableColumn
+from gateway.permissions import SCOPE_CONTENT
 from gateway.principal import SCOPE_USAGE_READ
 from gateway.request_errors import BadField
+from gateway.request_log.content_reading import explain_content
 from gateway.request_log.live_tail import TooManyWatchers
 from gateway.request_log.search import (
     FoundRequest,
@@ -48,6 +50,8 @@ OUTCOMES: Mapping[Outcome, str] = {
 }
 assert OUTCOMES.keys() == set(get_args(Outcome))
 BATCH_PREFIXES = (PREFIX, MESSAGES_PREFIX)
+BLOCK_TOKENS = 16
+"""Tokens of a block of the KV cache, of our own engines."""
 EVENT_STREAM = "text/event-stream"
 KEEP_ALIVE_S = 15.0
 LONGEST_WATCH_S = 600.0
@@ -289,7 +293,27 @@ async def show_one(request: ConsoleRequest) -> Response[bytes]:
         table=None if record is None else ledger_table(record),
         cause=None if row is None or row.cache_cause is None else CAUSES.get(row.cache_cause),
         gateway=request.http.app.state.public_url or "",
+        reads_content=row is not None and request.can(SCOPE_CONTENT, row.project),
+        block_tokens=BLOCK_TOKENS,
     )
+
+
+@page.get("/{request_id:str}/content", renews=True)
+async def show_content(request: ConsoleRequest) -> Response[bytes]:
+    """Show its texts; the page of the request has them in it, once they are there."""
+    async with request.transaction() as conn:
+        row = await find_request(conn, request.org_id, request.ids["request_id"])
+        if row is None or not row.has_content:
+            raise NotFound("request", request.ids["request_id"])
+        request.require(SCOPE_CONTENT, row.project)
+        found = await explain_content(
+            conn,
+            request.services.content_log.cipher,
+            request.org_id,
+            row.id,
+            compares=row.cache_cause == "changed",
+        )
+    return request.render("request_content", row=row, found=found, address=address_of(row))
 
 
 def bars_of(row: FoundRequest) -> list[Bar]:

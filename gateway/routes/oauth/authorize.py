@@ -62,6 +62,7 @@ MEANINGS: Mapping[str, str] = {
     "admin:issuers": "decide who else may say who you are",
     "admin:audit": "read the audit log",
     "admin:billing": "change prices and rate limits",
+    "admin:content": "read what your organization's stored requests asked and were answered",
     "admin:mcp": "say which tools may be called, and approve calls",
     "operator:plans": "change the plans of this installation",
     "operator:prices": "change the prices of this installation",

@@ -32,6 +32,7 @@ from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.service.service import McpService
 from gateway.net.mail import Mailer
 from gateway.networks import Networks
+from gateway.request_log.content_log import ContentLog
 from gateway.request_log.live_tail import LiveTail
 from gateway.request_log.writer import RequestLog
 from gateway.responses.wiring import Responses
@@ -99,6 +100,7 @@ class Services(msgspec.Struct, kw_only=True):
     batches: BatchRunner
     cache_report: CacheReport
     request_log: RequestLog
+    content_log: ContentLog
     live_tail: LiveTail
     asked_arguments: CallArguments
     mcp: McpService | None = None

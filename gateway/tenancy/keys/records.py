@@ -56,6 +56,8 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     project_models: ModelPermissions
     zero_retention: bool = False
     """Its project's word."""
+    store_content: bool = False
+    """The same."""
 
 
 def _records() -> sa.Select[Any]:
@@ -86,6 +88,7 @@ def _records() -> sa.Select[Any]:
         projects.c.models_mode.label("project_mode"),
         projects.c.models.label("project_models"),
         projects.c.zero_retention,
+        projects.c.store_content,
     ]
     for owner, plan in limits.items():
         columns += plan_columns(owner, plan)
@@ -144,4 +147,5 @@ def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
             mode=values["project_mode"], models=values["project_models"] or []
         ),
         zero_retention=bool(values["zero_retention"]),
+        store_content=bool(values["store_content"]),
     )

@@ -34,6 +34,7 @@ class NewProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     name: Name
     plan: Name | None = None
     zero_retention: bool = False
+    store_content: bool = False
 
 
 @patch_of(NewProject)
@@ -44,7 +45,9 @@ class ProjectPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
     """A project. `models`: those that may be used, or may not, as `models_mode` says.
     `zero_retention`: nothing is kept of what is asked and answered in it, but in files and batches,
-    and the answer to an `Idempotency-Key` for a day."""
+    and the answer to an `Idempotency-Key` for a day. `store_content`: the texts of its requests and
+    answers are stored, sealed, for `[requests] content_days`, for who has `admin:content`; spans of
+    its traces have them, too. Set to false, what is stored is erased."""
 
     object: str = "project"
     id: str
@@ -53,6 +56,7 @@ class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
     models_mode: str | None
     models: list[str] | None
     zero_retention: bool
+    store_content: bool
     created_at: int
     archived_at: int | None
 

@@ -66,6 +66,14 @@ def test_plans_are_given_and_taken(installed: dict[str, str]) -> None:
         assert [each["plan"] for each in records(installed, group, "list")] == [None]
 
 
+def test_the_texts_of_a_projects_requests_are_stored_or_not(installed: dict[str, str]) -> None:
+    for state, end in (("on", "requests for 7 days"), ("off", "those that it had are erased")):
+        said = invoke(installed, "projects", "set-content", state, "default")
+        assert said.exit_code == 0 and said.stdout.endswith(f"{end}.\n"), said.output
+        [project] = records(installed, "projects", "list")
+        assert project["store_content"] is (state == "on")
+
+
 def test_a_key_is_narrowed_and_rotated(installed: dict[str, str]) -> None:
     narrow = ("--model", "a", "--model", "b", "--ip-range", "10.0.0.0/8")
     limits = ("--tokens-per-minute", "7", "--max-concurrent-streams", "1")

@@ -13,7 +13,7 @@ from gateway.db import tenant
 from gateway.request_log.writer import RequestLog
 from tests.gateway.console.conftest import Visit
 from tests.gateway.console.server import ConsoleServer, Organization
-from tests.gateway.request_log.console_seeds import request_of
+from tests.gateway.request_log.console_seeds import HOSTILE_TEXT, request_of
 
 Sessions = Callable[[str, str], dict[str, str]]
 WAIT_MS = 30_000
@@ -87,6 +87,31 @@ def test_a_request_is_shown_to_its_organization_alone(
         for address in (theirs, "req_1", "req_" + "0" * 32, "%00"):
             assert other.get(f"/console/requests/{address}").status_code == 404, address
         assert other.get("/console/requests?q=nothing").status_code == 200
+
+
+def test_texts_are_shown_to_who_may_read_them_as_what_they_are(
+    visit: Visit, console: ConsoleServer, sessions: Sessions
+) -> None:
+    address = f"/console/requests/{newest_of(console, console.much)}"
+    tab = visit("much", "admin", address)
+    tab.locator("#texts .turn").first.wait_for(timeout=WAIT_MS)
+    shown = tab.locator("#texts").inner_text()
+    assert shown.count(HOSTILE_TEXT) == 3 and tab.locator("#texts img, #texts .text b").count() == 0
+    assert "You are kind." in shown and "calls look" in shown
+    now, before = tab.locator("#texts .break .miss").all_inner_texts()
+    assert now != before and now.endswith(". Be brief.") and before.endswith(". Be brief.")
+    assert tab.locator("#texts .break .hit mark").count() == 2, "what nobody sees is marked"
+    assert "in block 56" in tab.inner_text("main")
+    with asked(console, sessions, "much") as reader:
+        page = reader.get(address).text
+        assert "Owners and admins of the organization" in page and "Be brief" not in page
+        refused = reader.get(f"{address}/content")
+        assert refused.status_code == 403 and "Be brief" not in refused.text
+    mine = f"/console/requests/{newest_of(console, console.little)}"
+    with httpx.Client(base_url=console.url, cookies=sessions("little", "admin")) as other:
+        assert other.get(f"{address}/content").status_code == 404
+        assert other.get(f"{mine}/content").status_code == 404
+        assert "none are stored" in other.get(mine).text
 
 
 def test_a_filter_that_cannot_be_read_is_named(console: ConsoleServer, sessions: Sessions) -> None:

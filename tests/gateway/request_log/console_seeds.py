@@ -12,12 +12,16 @@ import sqlalchemy as sa
 from billing.events import COMPONENTS
 from billing.tables import AMOUNTS
 from gateway.db import tenant
+from gateway.generate_request import ChatPrompt, GenerateRequest, Tool, ToolUse
+from gateway.generation_events import TextDelta
 from gateway.request_log.rows import RequestRow, StageRow
 from gateway.request_log.writer import RequestLog
-from gateway.tenancy.tables import api_keys
+from gateway.telemetry.captured_content import CapturedContent
+from gateway.tenancy.tables import api_keys, projects
 from tests.gateway.console.server import ConsoleServer, Organization
 
 HOSTILE = "srv/<script>alert(3)</script>"
+HOSTILE_TEXT = "<img src=x onerror=alert(4)><b>bold</b>"
 MANY = 1000
 
 
@@ -33,6 +37,35 @@ async def make_requests(server: ConsoleServer) -> None:
             sums[row.project, row.key, row.model, row.at_ms // 3_600_000] += row.output_tokens
         await log.flush()
         await bill(server, org, sums)
+    await store_contents(server, server.much, rows)
+
+
+async def store_contents(
+    server: ConsoleServer, org: Organization, rows: Sequence[RequestRow]
+) -> None:
+    """Store what some requests asked, hostile words among them: each another time of day."""
+    async with server.services.system_db.begin() as conn:
+        stores = sa.update(projects).where(projects.c.id == org.project_id)
+        await conn.execute(stores.values(store_content=True))
+    shown = {"type": "function", "function": {"name": "look", "description": HOSTILE_TEXT}}
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    for row in rows:
+        messages = [
+            {"role": "system", "content": f"You are kind.\u202e It is {row.at_ms}. Be brief."},
+            {"role": "user", "content": f"What is this?\n\n{HOSTILE_TEXT}"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": HOSTILE_TEXT, "tool_call_id": "call_1"},
+        ]
+        use = ToolUse(tools=(Tool(name="look", shown=shown),))
+        prompt = ChatPrompt(messages=messages, tools=use)
+        captured = CapturedContent()
+        captured.begin(
+            GenerateRequest(model=row.model, stream=False, include_usage=False, prompt=prompt)
+        )
+        said = TextDelta(index=0, text=f"It says {HOSTILE_TEXT}", reasoning="Hm.")
+        captured.add((said, TextDelta(index=0, text="", finish_reason="stop")))
+        server.services.content_log.put(row, captured)
+    await server.services.content_log.flush()
 
 
 def request_of(org: Organization, keys_: Sequence[str], number: int) -> RequestRow:
@@ -119,8 +152,10 @@ def addresses_of_requests(server: ConsoleServer, org: Organization) -> list[str]
             query = "SELECT id FROM request_log WHERE status = 200 ORDER BY at DESC LIMIT 1"
             return str((await conn.scalar(sa.text(query))).hex)
 
+    address = f"/console/requests/req_{server.call(newest)}"
     return [
-        f"/console/requests/req_{server.call(newest)}",
+        address,
+        *([f"{address}/content"] if org is server.much else ()),
         "/console/requests?outcome=failed&range=7d",
         "/console/requests?cost=1000000",
         "/console/usage?by=key",

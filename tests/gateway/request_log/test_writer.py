@@ -24,7 +24,10 @@ from tests.databases import with_cluster
 from tests.gateway.request_log.making import ORG, OTHER, new_row
 from tests.scratch import make_scratch
 
-PARTITIONS = "SELECT relname FROM pg_class WHERE relispartition AND relkind = 'r' ORDER BY relname"
+PARTITIONS = """
+    SELECT relname FROM pg_class WHERE relispartition AND relkind = 'r'
+        AND relname LIKE 'request\\_log\\_%' ORDER BY relname
+"""
 
 
 def new_log(db: AsyncEngine, *, keep_days: int = 30, now: float | None = None) -> RequestLog:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 
@@ -12,7 +13,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from foundation.request_context import LogContext
 from foundation.stages import MAX_STAGES
 from foundation.trace_context import TracePolicy
-from gateway.generation_events import MeteredUsage
+from gateway.generate_request import ChatPrompt, GenerateRequest
+from gateway.generation_events import MeteredUsage, ReplicaEvent, TextDelta
 from gateway.principal import Principal
 from gateway.request_log.answers import NotedAnswer
 from gateway.routes.asgi.access_log import AccessLog
@@ -44,13 +46,17 @@ def answered(
     )
 
 
-def spans_of(*answers: NotedAnswer, slow_s: float | None = 10.0) -> list[ReadableSpan]:
+def spans_of(
+    *answers: NotedAnswer, slow_s: float | None = 10.0, with_content: bool = False
+) -> list[ReadableSpan]:
     made: list[ReadableSpan] = []
 
     def send(spans: Sequence[ReadableSpan]) -> None:
         made.extend(spans)
 
-    spans = RequestSpans(send, process="worker-0", version="1", slow_s=slow_s)
+    spans = RequestSpans(
+        send, process="worker-0", version="1", slow_s=slow_s, with_content=with_content
+    )
     log = AccessLog(LogsConfig(), Telemetry(models=["m"]), lambda _: None, process="worker-0")
     for answer in answers:
         spans.record(answer, log.to_line(answer))
@@ -71,6 +77,58 @@ def metered(context: LogContext) -> RequestMeter:
         meter._add_queue(0.0)
         meter._add_prefill(attempt.began_at)
     return meter
+
+
+def captured(meter: RequestMeter) -> None:
+    """Let a meter hold a call of a tool, and what came of it."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "user", "content": "a-secret"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "seven", "tool_call_id": "c"},
+    ]
+    prompt = ChatPrompt(messages=messages)
+    meter.capture(GenerateRequest(model="m", stream=True, include_usage=False, prompt=prompt))
+    text = TextDelta(index=0, text="It is ", reasoning="Hm.")
+    for item in (text, TextDelta(index=0, text="7", finish_reason="stop")):
+        meter.received(ReplicaEvent(items=(item,)), streams=True)
+
+
+def test_the_last_attempt_has_texts_where_the_project_stores_them() -> None:
+    context = LogContext(REQUEST, (), ALL)
+    meter = metered(context)
+    captured(meter)
+    answer = answered(context, meter=meter)
+    assert "a-secret" not in str([span.to_json() for span in spans_of(answer)])
+    spans = spans_of(answer, with_content=True)
+    told = [span for span in spans if "gen_ai.input.messages" in (span.attributes or {})]
+    assert [span.name for span in told] == ["chat m"] and told[0] is spans[2]
+    said = {name: value for name, value in (told[0].attributes or {}).items() if "messages" in name}
+    assert {name: json.loads(str(value)) for name, value in said.items()} == {
+        "gen_ai.input.messages": [
+            {"role": "user", "parts": [{"type": "text", "content": "a-secret"}]},
+            {
+                "role": "assistant",
+                "parts": [{"type": "tool_call", "name": "f", "arguments": {"a": 1}, "id": "c"}],
+            },
+            {
+                "role": "tool",
+                "parts": [{"type": "tool_call_response", "id": "c", "response": "seven"}],
+            },
+        ],
+        "gen_ai.output.messages": [
+            {
+                "role": "assistant",
+                "parts": [
+                    {"type": "reasoning", "content": "Hm."},
+                    {"type": "text", "content": "It is 7"},
+                ],
+                "finish_reason": "stop",
+            }
+        ],
+    }
+    without = spans_of(answered(LogContext(REQUEST, (), ALL), meter=metered(context)))
+    assert all("gen_ai.input.messages" not in (span.attributes or {}) for span in without)
 
 
 def test_a_request_is_a_span_in_the_trace_of_its_client() -> None:

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -97,3 +98,40 @@ async def test_a_clients_trace_reaches_the_upstream_with_each_stage_in_it(
     assert all(span.end_time_unix_nano >= span.start_time_unix_nano for span in collector.spans)
     assert "tollgate.unfinished" not in said(spans["settle"])
     assert "a-secret" not in str(collector.spans)
+
+
+async def test_texts_are_in_the_spans_of_a_project_that_stores_them_alone(
+    tmp_path: Path,
+    postgres_url: str,
+    redis_url: str,
+    db: AsyncEngine,
+    upstream: Upstream,
+    patient: None,
+) -> None:
+    with http_collector() as collector:
+        config = str(configure(tmp_path, upstream, collector))
+        async with live_app(tmp_path, postgres_url, redis_url, None, config=config) as app:
+            async with AsyncExitStack() as stack:
+                found = app.state.services
+                opened = app.state.open_access_log(
+                    stack, found.telemetry, found.request_log, found.content_log
+                )
+                app.state[ACCESS_LOG] = opened
+                plain, stores = await make_tenant(db, "acme"), await make_tenant(db, "globex")
+                async with db.begin() as conn:
+                    named = {"org": stores.org_id}
+                    on = "UPDATE projects SET store_content = true WHERE org_id = :org"
+                    await conn.execute(sa.text(on), named)
+                for tenant in (plain, stores):
+                    key = await make_key(db, tenant, tmp_path, name="k", scopes=["inference"])
+                    await ask(app, key, "told")
+            async with db.connect() as conn:
+                await found.content_log.flush()
+                stored = sa.text("SELECT org FROM request_content")
+                assert (await conn.scalars(stored)).all() == [stores.org_id]
+    attempts = [said(span) for span in collector.spans if span.name == "chat told"]
+    assert [each.get("gen_ai.input.messages", "") for each in attempts] == [
+        "",
+        '[{"role":"user","parts":[{"type":"text","content":"a-secret"}]}]',
+    ]
+    assert '"content":"Hello"' in str(attempts[1]["gen_ai.output.messages"])

@@ -61,6 +61,7 @@ SYSTEM = {
     "cache_report.report.CacheReport.note": "of the attempt that it is given",
     "request_log.live_tail.LiveTail.watching": "of the org of who watches",
     "request_log.writer.RequestLog.keep_days_of": "makes partitions",
+    "request_log.content_log.ContentLog.put": "of the request that was answered",
     "request_log.writer.RequestLog.put": "of the request that was answered",
     "request_log.writer.RequestLog.write_within": "of the lines that a worker has run",
     "files.contents.PostgresContents.writer": "asks nobody",
