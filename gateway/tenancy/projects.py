@@ -108,13 +108,10 @@ async def hold_project(conn: AsyncConnection, *, org_id: str, project_id: str) -
 
 
 def keeps_nothing(org_id: sa.Column[str], project_id: sa.Column[str]) -> sa.ColumnElement[bool]:
-    """Select rows of projects that are archived, or are to keep nothing: what their tenants stored
-    is erased."""
-    return sa.exists().where(
-        projects.c.org_id == org_id,
-        projects.c.id == project_id,
-        sa.or_(projects.c.zero_retention, projects.c.archived_at.is_not(None)),
-    )
+    """Select rows of projects that are archived, as their organization may be, or are to keep
+    nothing: what their tenants stored is erased."""
+    gone = (projects.c.archived_at.is_not(None), orgs.c.archived_at.is_not(None))
+    return _project_of(org_id, project_id).where(sa.or_(projects.c.zero_retention, *gone))
 
 
 def with_project_names(

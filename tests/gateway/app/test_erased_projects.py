@@ -76,13 +76,25 @@ async def stores(world: World) -> AsyncIterator[Stores]:
     yield found
 
 
-@pytest.mark.parametrize("ending", ["zero_retention = true", "archived_at = now()"])
-async def test_nothing_stays_of_a_project_that_has_ended(stores: Stores, ending: str) -> None:
+OF_PROJECT = "(SELECT org_id FROM projects WHERE id = :project_id)"
+
+
+@pytest.mark.parametrize(
+    ("ending", "whose"),
+    [
+        ("projects SET zero_retention = true", ":project_id"),
+        ("projects SET archived_at = now()", ":project_id"),
+        ("orgs SET archived_at = now()", OF_PROJECT),
+    ],
+)
+async def test_nothing_stays_of_a_project_that_has_ended(
+    stores: Stores, ending: str, whose: str
+) -> None:
     await stores.sweep()
     before = await stores.counts()
     assert before == [3, 3, 1, 1, 0, 1], "of a live project all of it stays"
-    other = f"UPDATE projects SET {ending} WHERE id <> :project_id"
-    own = f"UPDATE projects SET {ending} WHERE id = :project_id"
+    other = f"UPDATE {ending} WHERE id <> {whose}"
+    own = f"UPDATE {ending} WHERE id = {whose}"
     for statement, expected in ((other, before), (own, [0] * len(before))):
         async with stores.world.db.begin() as conn:
             await conn.execute(sa.text(statement), {"project_id": stores.world.owner.project_id})
