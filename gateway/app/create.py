@@ -343,12 +343,13 @@ async def open_services(
     start_bookkeeping(settings, resources, models)
     report = start_cache_report(resources)
     request_log = start_request_log(settings, resources)
+    content_log = start_content_log(settings, resources)
     generation = open_generation(settings, resources, models.fleet, limiter, report.note)
     responses = open_responses(settings, resources, generation)
     files = open_files(settings, resources)
     endpoints = batch_endpoints(generation, responses)
     batches = open_batches(
-        settings, resources, generation, files, on_booked, endpoints, request_log
+        settings, resources, generation, files, on_booked, endpoints, request_log, content_log
     )
     stack.push_async_callback(drain, generation, 0)
     services = Services(
@@ -379,7 +380,7 @@ async def open_services(
         asked_arguments=CallArguments(secret),
         cache_report=report,
         request_log=request_log,
-        content_log=start_content_log(settings, resources),
+        content_log=content_log,
         live_tail=start_live_tail(resources),
         trusted_proxies=Networks.of(settings.trusted_proxies),
         mailer=Mailer(mail_server),

@@ -23,6 +23,7 @@ from gateway.batches.running import LineAccount, refused
 from gateway.db import DATABASE_ERRORS
 from gateway.http_errors.table import SERVER, http_error
 from gateway.request_log.answers import NotedAnswer, RequestOwner, sum_up, to_row
+from gateway.request_log.content_log import ContentLog
 from gateway.request_log.rows import RequestRow
 from gateway.request_log.writer import RequestLog
 from gateway.secret import Cipher
@@ -71,7 +72,9 @@ class LineEnder:
         on_booked: OnBooked,
         request_log: RequestLog,
         telemetry: Telemetry,
+        content_log: ContentLog | None = None,
     ) -> None:
+        self._content_log = content_log
         self._request_log, self._telemetry = request_log, telemetry
         self._db, self._cipher, self._holder, self._spool = db, cipher, holder, spool
         self._endpoints, self._on_booked = endpoints, on_booked
@@ -136,7 +139,14 @@ class LineEnder:
                 continue
             for callback in each.account.kept:
                 await callback()
+            await self._store_content(each, rows[each.ended.line.place])
         await self._tell([event for each in kept for event in each.events])
+
+    async def _store_content(self, each: PendingEnd, row: RequestRow) -> None:
+        """Store what a line asked and was answered, where its project wants that."""
+        content = None if each.noted.meter is None else each.noted.meter.content
+        if content is not None and self._content_log is not None:
+            await asyncio.to_thread(self._content_log.put, row, content)
 
     async def _end_apart(self, together: Sequence[PendingEnd], error: Exception) -> None:
         """End them one by one, since one of them is what Postgres will never take: it blocks no

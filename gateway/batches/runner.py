@@ -42,6 +42,7 @@ from gateway.permissions import may
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.request_errors import UnknownModel
 from gateway.request_log.answers import NotedAnswer
+from gateway.request_log.content_log import ContentLog
 from gateway.request_log.writer import RequestLog
 from gateway.secret import Cipher
 from gateway.settings.load import Settings
@@ -89,6 +90,7 @@ class BatchRunner:
         endpoints: Mapping[str, LineEndpoint],
         on_booked: OnBooked,
         request_log: RequestLog,
+        content_log: ContentLog | None = None,
         max_running: int,
         lease_s: float = LEASE_S,
         poll_s: float = POLL_S,
@@ -109,6 +111,7 @@ class BatchRunner:
             on_booked,
             request_log,
             telemetry,
+            content_log,
         )
         self._known: Lru[str, KeyState] = Lru(MAX_KNOWN_KEYS)
         self._running: dict[asyncio.Task[None], LeasedLine] = {}
@@ -348,6 +351,7 @@ def open_batches(
     on_booked: OnBooked,
     endpoints: Mapping[str, LineEndpoint],
     request_log: RequestLog,
+    content_log: ContentLog,
 ) -> BatchRunner:
     """Start the runner of batches. `endpoints`: what a line may ask, by its path."""
     runner = BatchRunner(
@@ -365,6 +369,7 @@ def open_batches(
         endpoints=endpoints,
         on_booked=on_booked,
         request_log=request_log,
+        content_log=content_log,
         max_running=settings.batch_concurrency,
     )
     runner.start()

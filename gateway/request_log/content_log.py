@@ -11,6 +11,7 @@ once.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -143,6 +144,7 @@ class ContentLog(DailyLog[ContentRow]):
         )
         self.cipher = Cipher(secret, PURPOSE)
         """Opens what is stored."""
+        self._putting = threading.Lock()
         self._bytes_put = 0  # counted by who puts
         self._bytes_taken = 0  # by who writes
 
@@ -155,17 +157,23 @@ class ContentLog(DailyLog[ContentRow]):
         return self._keep_days > 0
 
     def put(self, request: RequestRow, captured: CapturedContent) -> None:
-        """Leave the texts of a request to be written, by the thread that leaves rows. Never
-        raises: what cannot be read is lost, and counted."""
+        """Leave the texts of a request to be written. In a thread of its own, as it packs and
+        seals; several may at once. Never raises: what cannot be read is lost, and counted."""
         if not self.keeps_any:
             return
+        row: ContentRow | None = None
         try:
             content = to_content(captured)
-            if content is not None:
-                self._put(request.at_ms // DAY_MS, self._sealed(request, content))
+            if content is None:
+                return
+            row = self._sealed(request, content)
         except (ValueError, TypeError, msgspec.MsgspecError) as error:
             log.warning("content of %s is not stored: %s", request.id, type(error).__name__)
-            self._refuse()
+        with self._putting:
+            if row is None:
+                self._refuse()
+            else:
+                self._put(request.at_ms // DAY_MS, row)
 
     def _sealed(self, request: RequestRow, content: RequestContent) -> ContentRow:
         at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=request.at_ms)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.request_log.answers import NotedAnswer
 from gateway.request_log.content import (
     OUTPUT_ROLE,
     StoredCall,
@@ -15,7 +16,6 @@ from gateway.request_log.content import (
     StoredMessage,
     to_content,
 )
-from gateway.request_log.answers import NotedAnswer
 from gateway.traces import conventions as names
 
 log = logging.getLogger(__name__)

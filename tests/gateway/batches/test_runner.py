@@ -26,10 +26,17 @@ from gateway.fleet.errors import (
     ReplicaUnavailable,
     ReplicaUnreadable,
 )
-from gateway.request_log.tables import TOKENS, request_log, requests_daily, requests_hourly
-from gateway.tenancy.tables import api_keys
+from gateway.request_log.content_log import CONTENT, ContentLog, unpack
+from gateway.request_log.tables import (
+    TOKENS,
+    request_content,
+    request_log,
+    requests_daily,
+    requests_hourly,
+)
+from gateway.tenancy.tables import api_keys, projects
 from gateway.wire.shared.batch import Batch, Shape
-from tests.gateway.batches.world import LEASE_S, MODEL, World
+from tests.gateway.batches.world import LEASE_S, MODEL, SECRET, World
 from tests.gateway.office import ScriptedReplica
 from tests.gateway.whole_app import make_tenant
 
@@ -277,3 +284,22 @@ async def test_lines_of_all_orgs_come_in_turns(world: World, postgres_url: str) 
         world.pools[1], world.cipher, "x", limit=10, under_way=(), lease_s=10
     )
     assert Counter(each.org_id for each in leased) == {mine.org_id: 5, other.org_id: 5}
+
+
+async def test_the_texts_of_a_line_are_stored_where_its_project_wants_that(world: World) -> None:
+    lost: list[int] = []
+    log = ContentLog(world.pools[1], SECRET, keep_days=7, on_dropped=lost.append)
+    stores = sa.update(projects).where(projects.c.id == world.owner.project_id)
+    for on in (False, True):
+        async with world.db.begin() as conn:
+            await conn.execute(stores.values(store_content=on))
+        runner = world.runner(content_log=log)
+        runner.start()
+        await world.until(await world.batch(2), "completed")
+        await runner.close()
+    await log.close()
+    async with world.db.connect() as conn:
+        rows = (await conn.execute(sa.select(request_content))).mappings().all()
+    texts = [unpack(CONTENT.open(log.cipher, dict(row))["content"]) for row in rows]
+    assert len(texts) == 2 and lost == []
+    assert all(text.choices[0].text for text in texts)
