@@ -292,7 +292,7 @@ class BatchRunner:
         elif outcome.is_away:
             delay_s = self.breakers.refused(scope, outcome.delay_s)
             outcome = msgspec.structs.replace(outcome, delay_s=delay_s)
-        return LineRun(outcome, ran.account)
+        return LineRun(outcome, ran.account, ran.meter)
 
     def _serves(self, found: Principal | AuthError | MissingScope, model: str) -> bool:
         """Return whether a model may be asked. If the key is no longer good, the lines say so when
