@@ -1,5 +1,6 @@
-"""No secret that was ever issued stands anywhere but in the answer that issued it: not in a log, an
-error, a metric, the spool or any other file, Redis, or any column of any table.
+"""No secret that was ever issued stands anywhere but in the answer that issued it, and no prompt
+anywhere: not in a log, an error, a metric, the spool or any other file, Redis, or any column of any
+table.
 
 The whole application runs, every kind of secret is issued, used rightly and wrongly; then
 everything is searched, for each secret as text, hex and base64.
@@ -56,6 +57,7 @@ ACTOR = Actor(kind="system", id="test")
 REFUSED = (400, 401, 429)
 KEYS = "/v1/admin/keys"
 EVENT = "budget.threshold_reached"
+PROMPT = "a-prompt-of-a-project-that-stores-none"
 BROKEN = "the log of audit is broken"
 
 
@@ -70,7 +72,7 @@ async def test_no_secret_is_anywhere_but_in_the_answer_that_issued_it(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     witness = watch(monkeypatch)
-    search = Search(witness, PASSWORD)
+    search = Search(witness, PASSWORD, PROMPT)
     async with live_app(tmp_path, postgres_url, redis_url, Clock()) as app:
         call = Caller(app, search)
         acme = await make_tenant(db, "acme")
@@ -131,7 +133,7 @@ async def issue_keys(app: Litestar, call: Caller, db: AsyncEngine, home: Path) -
     assert rotated.status_code == 200
     for key in (made.json()["value"], rotated.json()["value"]):
         assert (await call("GET", "/v1/models", key)).status_code == 200
-        chat = {"model": "b", "messages": [{"role": "user", "content": "hi"}]}
+        chat = {"model": "b", "messages": [{"role": "user", "content": PROMPT}]}
         gone = await call("POST", "/v1/chat/completions", key, json=chat)
         assert gone.status_code == 503, "nobody is at the upstream"
     for seen in (path, KEYS, "/v1/organization/audit_logs"):
