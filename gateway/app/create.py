@@ -519,7 +519,7 @@ def start_content_log(settings: Settings, resources: Resources) -> ContentLog:
         resources.system_db,
         resources.secret,
         keep_days=settings.requests.days_of_content,
-        on_dropped=resources.telemetry.request_contents_dropped.inc,
+        on_dropped=resources.telemetry.request_rows_dropped.inc,
     )
     content_log.start()
     resources.stack.push_async_callback(content_log.close)

@@ -21,11 +21,11 @@ from gateway.telemetry.captured_content import CapturedContent
 
 MAX_INPUT_BYTES = 256 * 1024
 MAX_OUTPUT_BYTES = 256 * 1024
-"""Of UTF-8, each; a few hundred bytes of names and marks come to it."""
+"""Bounds the UTF-8 of each side; a few hundred bytes of names and marks come to it."""
 MAX_MESSAGES = 2000
 """The most messages, tools, calls or choices that are stored of a request."""
 MESSAGE_BYTES = 64
-"""What a message weighs beside its text."""
+"""The weight of a message beside its text."""
 MAX_SHOWN_IDS = 4096
 """Token ids of a prompt that was given as such."""
 OUTPUT_ROLE = "assistant"
@@ -89,7 +89,7 @@ class RequestContent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     """As the model was shown them, in OpenAI's form."""
     tools_left_out: int = 0
     prompts: tuple[str, ...] = ()
-    """Of a completion of texts."""
+    """The texts that a completion goes on with."""
     prompts_left_out: int = 0
     """Characters."""
     choices: tuple[StoredChoice, ...] = ()
@@ -278,10 +278,10 @@ def cut(text: str, most_bytes: int) -> tuple[str, int]:
 
 
 def choices_of(request: GenerateRequest, captured: CapturedContent) -> tuple[StoredChoice, ...]:
-    found: dict[int, _Choice] = {}
+    found: dict[int, ChoicePieces] = {}
     for delta in deltas_of(request, captured):
         if delta.index in found or len(found) < MAX_MESSAGES:
-            found.setdefault(delta.index, _Choice()).add(delta)
+            found.setdefault(delta.index, ChoicePieces()).add(delta)
     room = MAX_OUTPUT_BYTES
     kept: list[StoredChoice] = []
     for index in sorted(found):
@@ -336,7 +336,7 @@ class PlainText:
                 )
 
 
-class _Choice:
+class ChoicePieces:
     """One answer while its pieces are put together."""
 
     def __init__(self) -> None:

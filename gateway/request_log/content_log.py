@@ -3,7 +3,7 @@ and sealed, written behind everybody's back, and deleted in time.
 
 The thread of the access log packs them; a task writes them, as it does rows. What waits for a
 Postgres that is away is bounded in bytes, and what comes beyond that is dropped and counted
-(`tollgate_request_contents_dropped`). A row is bound to its request and project. Texts of a project
+(`tollgate_request_rows_dropped`). A row is bound to its request and project. Texts of a project
 that stores none any more, or is archived, are deleted within minutes; reading finds them no more at
 once.
 """

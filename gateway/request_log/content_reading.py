@@ -36,7 +36,7 @@ MAX_LOOKED_AT = 200
 """Earlier requests of a key that are looked at for those."""
 COMPARED_WITHIN = timedelta(hours=24)
 CONTEXT_CHARS = 160
-"""What is shown before the break, and behind it."""
+"""So much is shown before the break, and behind it."""
 
 
 def may_read(principal: Principal, project_id: str) -> bool:
@@ -81,7 +81,7 @@ class PromptBreak(msgspec.Struct, frozen=True, kw_only=True):
     place: str
     """`tools`, `messages[2]` or `prompts[0]`."""
     role: str = ""
-    """Of the message."""
+    """The role of the message; empty: it is none."""
     same: str
     """The last words that are the same."""
     before: str

@@ -58,7 +58,7 @@ class DailyLog(Flusher, Generic[R]):
     seconds."""
 
     noted: ClassVar[str]
-    """What its rows are, in the plural, for its log."""
+    """Names its rows in the plural, for its log."""
     tidy_interval_s: ClassVar[float] = TIDY_INTERVAL_S
 
     def __init__(

@@ -11,7 +11,7 @@ from gateway.generate_request import GenerateRequest
 from gateway.generation_events import Items, RawBody, RawChunk, RawRun, TextDelta
 
 MAX_HELD_BYTES = 8 * 1024 * 1024
-"""Of an answer, with what its pieces weigh beside their texts; many times what is stored."""
+"""Bounds an answer with the weight of its pieces; it is many times what is stored."""
 ITEM_BYTES = 100
 
 
@@ -25,7 +25,7 @@ class CapturedContent:
         self.request: GenerateRequest | None = None
         self.items: list[TextDelta | RawChunk | RawRun | RawBody] = []
         self.is_cut = False
-        """More was answered than is held."""
+        """True if more was answered than is held."""
         self._num_bytes = 0
 
     def begin(self, request: GenerateRequest) -> None:

@@ -468,14 +468,8 @@ class Telemetry:
         )
         self.request_rows_dropped = group.counter(
             "request_rows_dropped",
-            "Requests that are missing in the log of requests: Postgres was away for too long.",
+            "Requests, or texts of them, that the log of requests lost: Postgres was away.",
             do="The console shows fewer requests than there were; the books have all of them.",
-        )
-        self.request_contents_dropped = group.counter(
-            "request_contents_dropped",
-            "Requests whose texts a project stores and that are missing: Postgres was away for too"
-            " long, or they could not be read.",
-            do="Look after Postgres; the requests were answered, and have their rows and bills.",
         )
         self.build_info = group.gauge(
             "build_info",

@@ -44,7 +44,7 @@ class RequestMeter:
         self.tags: Tags = {}
         """The tags that the client has it counted by."""
         self.content: CapturedContent | None = None
-        """What is asked and answered. None: its project does not store that."""
+        """Holds what is asked and answered. None: its project does not store that."""
         self.billed: list[UsageEvent] = []
         """The bills of all generations of the request."""
         self.stages = current_stages()

@@ -1,5 +1,4 @@
-"""What one request asked and was answered, where its project stores that:
-GET /v1/requests/{id}/content.
+"""Shows the texts of one request, where its project stores them: GET /v1/requests/{id}/content.
 
 For keys with `admin:content`, in people's hands for owners and admins of the organization and for
 owners of the project. Others are told that there are texts, never what they say.
