@@ -135,10 +135,7 @@ def test_messages(worker: Running, key: str, stream: bool) -> None:
     assert found["choices"][0]["text"] == text
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_responses(worker: Running, key: str, background: bool) -> None:
-    if background:
-        pytest.skip("work after the answer is noted nowhere yet")
+def test_responses(worker: Running, key: str) -> None:
     body = {"model": "near", "instructions": "be brief", "input": HOSTILE, "max_output_tokens": 6}
     answer = ask(worker, key, "/v1/responses", body)
     found = stored(worker, answer)
