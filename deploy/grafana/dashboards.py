@@ -85,6 +85,10 @@ LEASED = f"tollgate_kv_cache_leased_blocks{{{MODEL}}} / tollgate_kv_cache_blocks
 DRAFTED = f"sum by (model) (tollgate_spec_decode_draft_tokens{{{MODEL}}})"
 RIGHT = f"sum by (model) (tollgate_spec_decode_accepted_tokens{{{MODEL}}})"
 SPENT_ON_CALLS = 'sum(rate(tollgate_spend_usd_total{model="mcp"}[$__rate_interval]))'
+NEEDS_TENANTS = "By id, where `[metrics] tenants` is set; `-`: all beyond the first thousand."
+NOT_SERVED = rate(
+    "tollgate_tenant_requests_total", "org, outcome", where='outcome=~"limited|failed"'
+)
 DISPUTED = "sum(rate(tollgate_upstream_disputed_tokens_total[$__rate_interval]))"
 
 SLO = Dashboard(
@@ -304,7 +308,36 @@ MONEY = Dashboard(
             "Spend an hour",
             [("{{model}}", f"3600 * {rate('tollgate_spend_usd_total', 'model', where=MODEL)}")],
             "currencyUSD",
-            "As booked, for trends; who spent it is told by the console and by /v1/usage.",
+            "As booked, for trends.",
+        ),
+        Panel(
+            "Spend an hour of the organizations that spend most",
+            [("{{org}}", f"topk(10, 3600 * {rate('tollgate_tenant_spend_usd_total', 'org')})")],
+            "currencyUSD",
+            NEEDS_TENANTS,
+        ),
+        Panel(
+            "Requests of the organizations that ask most",
+            [("{{org}}", f"topk(10, {rate('tollgate_tenant_requests_total', 'org')})")],
+            "reqps",
+            NEEDS_TENANTS,
+        ),
+        Panel(
+            "Tokens of the organizations that use most",
+            [("{{org}}", f"topk(10, {rate('tollgate_tenant_tokens_total', 'org')})")],
+            "ops",
+            NEEDS_TENANTS,
+        ),
+        Panel(
+            "Organizations whose requests are limited or fail",
+            [
+                (
+                    "{{org}} {{outcome}}",
+                    f"topk(10, {NOT_SERVED})",
+                )
+            ],
+            "reqps",
+            "limited: 402 and 429, failed: 5xx. " + NEEDS_TENANTS,
         ),
         Panel(
             "Tokens by kind",
@@ -406,6 +439,11 @@ MCP = Dashboard(
             ],
             "ops",
             "not_approved: the offer changed; approval_required: a person is asked.",
+        ),
+        Panel(
+            "Calls that wait for a person",
+            [("{{server}}", f"max by (server) (tollgate_mcp_approvals_waiting{{{SERVER}}})")],
+            text="Of all organizations; the console and `tollgate mcp calls` decide them.",
         ),
         Panel(
             "State of servers, by whom they are asked for",

@@ -430,7 +430,11 @@ async def open_resources(
     db = open_pool(settings, stack, ROLE_TENANT)
     system_db = open_pool(settings, stack, ROLE_SYSTEM)
     store = open_redis(settings.redis_url, stack)
-    telemetry = Telemetry(models=settings.model_names, shared_folder=metrics)
+    telemetry = Telemetry(
+        models=settings.model_names,
+        shared_folder=metrics,
+        counts_tenants=settings.metrics.tenants,
+    )
     telemetry.build_info.labels(own_version()).set(1)
     telemetry.show_objectives(settings.slos, settings.model_names)
     stack.callback(telemetry.close, os.getpid())

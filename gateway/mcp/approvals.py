@@ -160,7 +160,20 @@ def to_approval(body: str) -> Approval:
     return msgspec.json.decode(body, type=Approval)
 
 
-# ---- the outbox of webhooks: of all orgs
+# ---- of all orgs: how many wait, and the outbox of webhooks
+
+
+async def count_waiting(db: AsyncEngine, now_s: float) -> dict[str, int]:
+    """Return how many calls of each server wait for a person. `db`: of a role that sees all orgs.
+    Raises: DATABASE_ERRORS."""
+    server = sa.cast(table.c.body, JSONB)["call"]["server"].astext.label("server")
+    asked = (
+        sa.select(server, sa.func.count().label("number"))
+        .where(table.c.state == "pending", table.c.expires_at_s > now_s)
+        .group_by(server)
+    )
+    async with db.connect() as conn:
+        return {row.server: row.number for row in await conn.execute(asked)}
 
 
 async def undispatched(conn: AsyncConnection, limit: int) -> list[Approval]:

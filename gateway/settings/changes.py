@@ -73,7 +73,9 @@ EFFECTS: Mapping[str, Effect] = {
     "logs.max_bytes": "restart",
     "logs.keep": "restart",
     "requests": "workers",
-    "metrics": "restart",
+    "metrics.host": "restart",
+    "metrics.port": "restart",
+    "metrics.tenants": "workers",
     "mail": "workers",
     "traces": "workers",
 }

@@ -164,6 +164,9 @@ class MetricsConfig(Strict, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=1, le=65_535)] | None = None
     """None: where everything else is. With a port, nothing else is served there, and `/metrics`
     nowhere else."""
+    tenants: bool = False
+    """Also count requests, tokens and spend by organization, a thousand of them by name. Wants
+    `port`: no client reads what others spend."""
 
 
 UnknownFields = Literal["refuse", "ignore"]

@@ -345,6 +345,8 @@ def _complete(file: SettingsFile, only: WrittenModel | None) -> Settings:
     if file.public_url is not None:
         _check_public_url(file.public_url)
     _check_trusted_proxies(file.trusted_proxies)
+    if file.metrics.tenants and file.metrics.port is None:
+        raise SettingsError("metrics.tenants: wants metrics.port, or clients read what all spend")
     names = [model.name for model in models]
     drift = file.mcp.stdio.unpinned == "warn"
     check_mcp_servers(file.mcp.servers, names, near=file.egress_to_loopback, drift=drift)

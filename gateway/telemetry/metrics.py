@@ -1,7 +1,8 @@
 """Measures what the gateway does; the only place that names a metric.
 
 Labels are bounded: a route's template, a configured model's name, a status, a token kind; never a
-key, a user or a prompt. Names follow vLLM's where users know those.
+key, a user or a prompt, and an organization in `gateway.telemetry.tenants` alone. Names follow
+vLLM's where users know those.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import asyncio
 import os
 import time
 from collections import Counter as Counted
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import mark_process_dead
 from prometheus_client.registry import Collector
@@ -37,16 +38,16 @@ from gateway.telemetry.exposition import (
 from gateway.telemetry.histograms import (
     PREFIX,
     SUFFIX,
-    Histogram,
     HistogramFamily,
     HistogramMemory,
     contents_of,
     records_of,
 )
+from gateway.telemetry.metric_group import MadeMetrics, MetricGroup
 from gateway.telemetry.shared_files import gather, reserve_disk
+from gateway.telemetry.tenants import TenantCounts, list_tenant_metrics
 
 T = TypeVar("T")
-GaugeMode = Literal["livesum", "livemin", "livemax", "mostrecent"]
 TTFT_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
     *(0.12, 0.14, 0.16, 0.18, 0.2, 0.225),
@@ -133,7 +134,10 @@ GUARD_FINDINGS = frozenset(
     )
 )
 """The reasons of `mcp_bridge.trust`; another one is counted as OTHER_FINDING."""
+OFFER_FINDINGS = ("not_approved", "definition_refused", "result_withheld", "resource_hidden")
+"""Those that say that a server's offer is not what was approved; the first one raises an alert."""
 OTHER_FINDING = "other"
+DELIVERY_OUTCOMES = ("delivered", "failed", "dead")
 MCP_MODELS = "mcp"
 MAX_CHILDREN = 4096
 """How many label combinations of one metric are cached."""
@@ -156,60 +160,18 @@ class LaneCounts(Protocol):
     num_served: dict[Lane, int]
 
 
-class MetricDescription(NamedTuple):
-    """Describes a metric to people (docs/metrics.md). `do`: what to do about it."""
-
-    group: str
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    text: str
-    do: str
-
-    @property
-    def shown_name(self) -> str:
-        """The name of its series; a histogram has `_bucket`, `_sum` and `_count` behind it."""
-        return f"{self.name}_total" if self.kind == "counter" else self.name
-
-
-class MetricGroup:
-    """Makes metrics of one process and lists them, as a group of docs/metrics.md. Workers' gauges
-    become one: by default each knows its own part, and the whole is their sum."""
-
-    def __init__(self, name: str, telemetry: Telemetry) -> None:
-        self._name, self._telemetry = name, telemetry
-
-    def counter(self, name: str, text: str, *labels: str, do: str) -> Counter:
-        name = self._list(name, "counter", text, labels, do)
-        return Counter(name, text, labels, registry=self._telemetry.registry)
-
-    def histogram(
-        self, name: str, text: str, *labels: str, buckets: Sequence[float], do: str
-    ) -> Histogram:
-        name = self._list(name, "histogram", text, labels, do)
-        made = Histogram(self._telemetry.memory, name, text, labels, buckets)
-        self._telemetry.histograms.append(made)
-        return made
-
-    def gauge(
-        self, name: str, text: str, *labels: str, do: str, mode: GaugeMode = "livesum"
-    ) -> Gauge:
-        name = self._list(name, "gauge", text, labels, do)
-        registry = self._telemetry.registry
-        return Gauge(name, text, labels, registry=registry, multiprocess_mode=mode)
-
-    def _list(self, name: str, kind: str, text: str, labels: tuple[str, ...], do: str) -> str:
-        name = f"tollgate_{name}"
-        listed = MetricDescription(self._name, name, kind, labels, text, do)
-        self._telemetry.listed.append(listed)
-        return name
-
-
 class Telemetry:
     """The metrics of one process. `shared_folder` is prometheus-client's PROMETHEUS_MULTIPROC_DIR,
-    None for one process alone. `listed`: each metric as it is described to people."""
+    None for one process alone. `counts_tenants`: some metrics are counted by organization.
+    `listed`: each metric as it is described to people."""
 
-    def __init__(self, *, models: Iterable[str], shared_folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        models: Iterable[str],
+        shared_folder: Path | None = None,
+        counts_tenants: bool = False,
+    ) -> None:
         self.models = frozenset(models)
         self._shown: dict[str, frozenset[Any]] = {}
         """The labels of gauges that were set the last time, by what they are of."""
@@ -218,23 +180,26 @@ class Telemetry:
         if shared_folder is not None:
             reserve_disk(shared_folder)
             memory = shared_folder / f"{PREFIX}{os.getpid()}{SUFFIX}"
-        self.memory = HistogramMemory(memory)
-        self.histograms: list[Histogram] = []
-        self.listed: list[MetricDescription] = []
-        self.registry = CollectorRegistry()
+        self.made = MadeMetrics(HistogramMemory(memory), CollectorRegistry(), [], [])
+        self.registry, self.listed = self.made.registry, self.made.listed
         self.registry.register(_OwnHistograms(self))
         self._make_request_metrics()
         self._make_slo_metrics()
         self._make_engine_metrics()
         self._make_upstream_metrics()
         self._make_money_metrics()
+        tenant_metrics = list_tenant_metrics(MetricGroup("Tenants", self.made))
+        self.tenants: TenantCounts | None = None
+        if counts_tenants:
+            self.tenants = TenantCounts(shared_folder, tenant_metrics)
+            self.registry.register(self.tenants)
         self._make_process_metrics()
         self._make_mcp_metrics()
 
     # Each group of metrics, as docs/metrics.md has it.
 
     def _make_request_metrics(self) -> None:
-        group = MetricGroup("Requests", self)
+        group = MetricGroup("Requests", self.made)
         self.requests = group.counter(
             "requests",
             "HTTP requests answered; 499: the client left first.",
@@ -299,7 +264,7 @@ class Telemetry:
         self.queue_time_of = lru_cache(MAX_CHILDREN)(self.queue_time.labels)
 
     def _make_slo_metrics(self) -> None:
-        group = MetricGroup("Service level objectives", self)
+        group = MetricGroup("Service level objectives", self.made)
         self.slo_requests = group.counter(
             "slo_requests",
             "Requests judged by their service level objective ([slo]): met; late_first_token, "
@@ -326,7 +291,7 @@ class Telemetry:
         self.slo_requests_of = lru_cache(MAX_CHILDREN)(self.slo_requests.labels)
 
     def _make_engine_metrics(self) -> None:
-        group = MetricGroup("Engines", self)
+        group = MetricGroup("Engines", self.made)
         self.engine_gauges = {
             field: group.gauge(name, text, "model", do=do, mode="mostrecent")
             for field, (name, text, do) in ENGINE_GAUGES.items()
@@ -339,7 +304,7 @@ class Telemetry:
         )
 
     def _make_upstream_metrics(self) -> None:
-        group = MetricGroup("Upstreams and parts", self)
+        group = MetricGroup("Upstreams and parts", self.made)
         self.upstream_running, self.upstream_waiting = (
             group.gauge(f"upstream_requests_{state}", text, "model", "lane", do=do)
             for state, text, do in (
@@ -384,7 +349,7 @@ class Telemetry:
         )
 
     def _make_money_metrics(self) -> None:
-        group = MetricGroup("Usage and money", self)
+        group = MetricGroup("Usage and money", self.made)
         self.spend = group.counter(
             "spend_usd",
             "Rated usage that was booked in the ledger, in USD, by model; house usage too.",
@@ -443,9 +408,12 @@ class Telemetry:
             "outcome",
             do="dead: the receiver was away for days; replay it (`/v1/admin/webhook_endpoints`).",
         )
+        for outcome in DELIVERY_OUTCOMES:
+            start_at_zero(self.mail_attempts, outcome)
+            start_at_zero(self.webhook_attempts, outcome)
 
     def _make_process_metrics(self) -> None:
-        group = MetricGroup("Processes", self)
+        group = MetricGroup("Processes", self.made)
         self.tasks = group.gauge(
             "tasks",
             "Tasks of the event loops.",
@@ -480,7 +448,7 @@ class Telemetry:
         )
 
     def _make_mcp_metrics(self) -> None:
-        group = MetricGroup("MCP", self)
+        group = MetricGroup("MCP", self.made)
         self.mcp_calls = group.counter(
             "mcp_calls",
             "Tool calls that went out to MCP servers: done, asked (the client is to answer first), "
@@ -516,6 +484,15 @@ class Telemetry:
             "them: closed (asked as usual), resting (it failed), trying.",
             *("server", "state"),
             do="resting: the server is away for them; `tollgate mcp doctor` says why.",
+        )
+        self.mcp_approvals_waiting = group.gauge(
+            "mcp_approvals_waiting",
+            "Calls of an MCP server's tools that wait for a person to approve them, of all "
+            "organizations; each host counts them all, every half minute.",
+            "server",
+            do="`tollgate mcp calls` or the console; one that nobody decides in its time "
+            "is refused.",
+            mode="mostrecent",
         )
 
     def engine_status(self, status: ReplicaStatus) -> None:
@@ -559,13 +536,25 @@ class Telemetry:
     def mcp_health(self, servers: Iterable[str], found: Iterable[tuple[str, str]]) -> None:
         """`servers`: those of the settings. `found`: a server and its state, of each upstream."""
         counted, named = Counted(found), frozenset(servers)
+        for server in named - self._shown.get("servers", frozenset()):
+            for finding in OFFER_FINDINGS:
+                start_at_zero(self.mcp_guard_findings, server, finding)
         for server in named | self._gone("servers", named):
             for state in UPSTREAM_STATES:
                 self.mcp_upstreams.labels(server, state).set(counted[server, state])
 
+    def approvals_waiting(self, servers: Mapping[str, int]) -> None:
+        """`servers`: how many calls of each wait, where any do."""
+        named = self._shown.get("servers", frozenset()) | servers.keys()
+        for server in named | self._gone("approvals", frozenset(named)):
+            self.mcp_approvals_waiting.labels(server).set(servers.get(server, 0))
+
     def components(self, found: Iterable[tuple[str, str, str]]) -> None:
         """`found`: kind, name and state of each."""
         states = {(kind, name): state for kind, name, state in found}
+        for kind, name in states.keys() - self._shown.get("components", frozenset()):
+            if kind == "upstream":
+                start_at_zero(self.upstream_disputes, name)
         for kind, name in states.keys() | self._gone("components", frozenset(states)):
             for each in COMPONENT_STATES[kind]:
                 self.component_states.labels(kind, name, each).set(each == states.get((kind, name)))
@@ -606,6 +595,8 @@ class Telemetry:
         for model, pico in (await asyncio.to_thread(spent_by_model, events)).items():
             label = MCP_MODELS if model.startswith(f"{MCP_MODELS}/") else self.label(model)
             self.spend.labels(label).inc(pico / PICO_PER_USD)
+        if self.tenants is not None:
+            await asyncio.to_thread(self.tenants.booked, events)
 
     def count_tokens(
         self, model: str, *, uncached: int, cache_read: int, cache_write: int, output: int
@@ -654,15 +645,16 @@ class Telemetry:
         records = records_of(contents_of(self.shared_folder))
         histograms = [
             each.family(records.get(each.name, ()), with_natives=with_natives)
-            for each in self.histograms
+            for each in self.made.histograms
         ]
-        return Measurements([*gather(self.shared_folder)], histograms)
+        tenants = () if self.tenants is None else self.tenants.collect()
+        return Measurements([*gather(self.shared_folder), *tenants], histograms)
 
     def own_histograms(self, *, with_natives: bool = False) -> list[HistogramFamily]:
-        records = records_of((self.memory.content(),))
+        records = records_of((self.made.memory.content(),))
         return [
             each.family(records.get(each.name, ()), with_natives=with_natives)
-            for each in self.histograms
+            for each in self.made.histograms
         ]
 
     def num_open_calls(self) -> int:
@@ -675,6 +667,11 @@ class Telemetry:
         """Take this worker's live gauges out of the shared sum."""
         if self.shared_folder is not None:
             mark_process_dead(pid, path=str(self.shared_folder))
+
+
+def start_at_zero(counter: Counter, *labels: str) -> None:
+    """Show a count before its first event: `increase()` would not see a series begin with it."""
+    counter.labels(*labels)
 
 
 def spent_by_model(events: Iterable[UsageEvent]) -> Counted[str]:

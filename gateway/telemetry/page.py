@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from gateway.telemetry.metrics import MetricDescription, Telemetry
+from gateway.telemetry.metric_group import MetricDescription
+from gateway.telemetry.metrics import Telemetry
 
 INTRODUCTION = """\
 # Metrics
@@ -23,9 +24,10 @@ a request (`trace_id`, as in the logs); or protobuf, where every histogram is a 
 (schema 3: buckets of 9 %, from 61 us to 4,096 s). Prometheus asks for protobuf where it keeps
 native histograms.
 
-Labels are bounded: a route's template, a configured model or server, a lane, a state; never an
-organization, a key or a prompt. `-` is a model that is not configured. What a customer used is told
-by the usage API and the console.
+Labels are bounded: a route's template, a configured model or server, a lane, a state; never a key
+or a prompt. `-` is a model that is not configured. Organizations are named in the group Tenants
+alone, where `[metrics] tenants` is set: a thousand, the first ones that a host saw, and the others
+as `-`. To the cent, what a customer used is told by the usage API and the console.
 """
 
 

@@ -18,6 +18,7 @@ import yaml
 from engine.fairness import LANE_WEIGHTS
 from gateway.lanes import SLO_OUTCOMES
 from gateway.telemetry.metrics import COMPONENT_STATES, GUARD_FINDINGS, UPSTREAM_STATES, Telemetry
+from gateway.telemetry.tenants import OUTCOMES
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAFANA, PROMETHEUS = ROOT / "deploy" / "grafana", ROOT / "deploy" / "prometheus"
@@ -31,7 +32,7 @@ RATIO = ("model", "lane")
 """The labels of recordings of shares."""
 VALUES: dict[str, set[str]] = {
     "lane": {*LANE_WEIGHTS},
-    "outcome": {*SLO_OUTCOMES, "done", "asked", "failed", "left", "delivered", "dead"},
+    "outcome": {*SLO_OUTCOMES, "done", "asked", "failed", "left", "delivered", "dead", *OUTCOMES},
     "state": {*UPSTREAM_STATES, *(each for states in COMPONENT_STATES.values() for each in states)},
     "finding": {*GUARD_FINDINGS},
     "kind": {"uncached", "cache_read", "cache_write", "output"},
@@ -111,6 +112,32 @@ def test_kubernetes_has_the_same_rules_and_dashboards() -> None:
     monitoring = ROOT / "deploy" / "kubernetes" / "monitoring" / "kustomization.yaml"
     for each in yaml.safe_load(monitoring.read_text())["resources"]:
         assert (monitoring.parent / each / "kustomization.yaml").is_file()
+
+
+def test_each_alert_is_shown_to_fire_and_to_be_silent() -> None:
+    fires, silent = set[str](), set[str]()
+    for test in yaml.safe_load((PROMETHEUS / "tollgate-rules.test.yml").read_text())["tests"]:
+        for each in test["alert_rule_test"]:
+            (fires if each["exp_alerts"] else silent).add(each["alertname"])
+    alerts = {rule["alert"] for rule in rules() if "alert" in rule}
+    assert (fires, silent) == (alerts, alerts)
+
+
+def test_a_count_that_an_alert_watches_is_there_before_its_first_event() -> None:
+    """`increase()` is nothing for a series that begins with the event."""
+    telemetry = Telemetry(models=["m"])
+    telemetry.mcp_health(["docs"], [])
+    telemetry.components([("upstream", "far/0", "ok")])
+    shown = telemetry.render().content.decode()
+    watched = re.compile(r"increase\((tollgate_\w+)(?:\{([^}]*)\})?\[")
+    found = 0
+    for rule in rules():
+        for name, selected in watched.findall(rule["expr"]) if "alert" in rule else ():
+            by = [value for *_, either in SELECTOR.findall(selected) for value in either.split("|")]
+            for value in by or [""]:
+                assert re.search(rf"^{name}{{?.*{value}.*}}? 0\.0$", shown, re.M), (name, value)
+                found += 1
+    assert found >= 7
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool (Debian: prometheus)")

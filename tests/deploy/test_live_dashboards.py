@@ -32,6 +32,9 @@ from tests.stack import Stack, running
 
 SETTINGS = """
 port = PORT
+[metrics]
+port = METRICS_PORT
+tenants = true
 [slo]
 interactive = {ttft_s = 60, tpot_s = 10}
 agentic = {ttft_s = 0.00001, tpot_s = 0.00001}
@@ -167,10 +170,11 @@ def test_every_panel_has_data_of_a_live_tollgate() -> None:
     asked |= {rule["record"]: rule["record"] for rule in rules() if "record" in rule}
     with ExitStack() as opened:
         server = opened.enter_context(counting())
-        config = SETTINGS.replace("MCP_URL", server.url)
+        scraped = free_port()
+        config = SETTINGS.replace("MCP_URL", server.url).replace("METRICS_PORT", str(scraped))
         stack = opened.enter_context(running(config=config, workers=2))
-        url = opened.enter_context(prometheus(stack.port, "exemplar-storage"))
-        native = opened.enter_context(prometheus(stack.port, "native-histograms"))
+        url = opened.enter_context(prometheus(scraped, "exemplar-storage"))
+        native = opened.enter_context(prometheus(scraped, "native-histograms"))
         with Traffic(stack):
             wait_for_data(url, asked)
             wait_for_data(native, {"native": NATIVE})

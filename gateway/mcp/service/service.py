@@ -181,6 +181,7 @@ async def open_service(
     from gateway.mcp.models.own_models import OwnModels
     from gateway.mcp.service.wiring import (
         open_approvals,
+        open_approvals_count,
         open_feed,
         open_records,
         open_trust,
@@ -204,6 +205,7 @@ async def open_service(
         on_call=telemetry.mcp_called,
     )
     records = await open_records(stack, db, telemetry.mcp_guard_found)
+    await open_approvals_count(stack, resources.system_db, telemetry)
     feed = await open_feed(stack, redis)
     shown = CallArguments(secret)
     memory = RedisCalls(redis)

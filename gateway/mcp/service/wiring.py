@@ -3,6 +3,7 @@ Loaded only where servers are configured."""
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from contextlib import AsyncExitStack
@@ -10,20 +11,27 @@ from contextlib import AsyncExitStack
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from foundation.periodic import Periodic
 from gateway.audit.log import Actor
+from gateway.db import DATABASE_ERRORS
 from gateway.ids import uuid7_text
-from gateway.mcp.approvals import PostgresApprovals
+from gateway.mcp.approvals import PostgresApprovals, count_waiting
 from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.calls import RedisCalls
 from gateway.mcp.known import CachedTrust, ChangeFeed
 from gateway.mcp.metered import CallMeter
 from gateway.mcp.records import AuditRecords
+from gateway.telemetry.metrics import Telemetry
 from gateway.tenancy.changes import EVERYTHING
 from mcp_bridge.routing.catalog import Catalog
 from mcp_bridge.server.list_watch import Watches
 from mcp_bridge.trust.approvals import Approvals
 from mcp_bridge.trust.call_permit import OnFinding
 from mcp_bridge.trust.trust import Trust
+
+log = logging.getLogger(__name__)
+
+COUNT_INTERVAL_S = 30.0
 
 
 async def open_records(
@@ -68,6 +76,26 @@ async def open_trust(
     )
     stack.push_async_callback(trust.close)
     return trust
+
+
+async def open_approvals_count(
+    stack: AsyncExitStack, system_db: AsyncEngine, telemetry: Telemetry
+) -> None:
+    """Show in the metrics how many calls wait for a person."""
+
+    async def count() -> None:
+        telemetry.approvals_waiting(await count_waiting(system_db, time.time()))
+
+    counting = Periodic(
+        "approvals",
+        COUNT_INTERVAL_S,
+        count,
+        log=log,
+        failure="mcp: approvals that wait are not counted",
+        expected=DATABASE_ERRORS,
+    )
+    counting.start()
+    stack.push_async_callback(counting.close)
 
 
 def tell_of(feed: ChangeFeed, watches: Watches) -> None:

@@ -113,6 +113,8 @@ class AccessLog:
         return line
 
     def _encode(self, answer: NotedAnswer) -> bytes:
+        if self._telemetry.tenants is not None and answer.principal is not None:
+            self._telemetry.tenants.answered(answer.principal.org_id, int(answer.status))
         if not self._writes_lines and self._on_answer is None:
             return b""
         line = self.to_line(answer)

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.db import tenant
-from gateway.mcp.approvals import PostgresApprovals, list_approvals
+from gateway.mcp.approvals import PostgresApprovals, count_waiting, list_approvals
 from gateway.mcp.calls import PARTS, TAINT_S, RedisCalls, Taint, lift, taints_of
 from gateway.mcp.known import CachedTrust, ChangeFeed, announce
 from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
@@ -172,6 +172,21 @@ async def test_an_approval_changes_once_and_is_one_orgs(
     async with tenant(tenant_db, alice) as conn:
         listed = await list_approvals(conn, org_id=alice)
     assert len(listed) == int(done[0])
+
+
+async def test_what_waits_is_counted_by_server_over_all_orgs(
+    tenant_db: AsyncEngine, system_db: AsyncEngine, orgs: list[str]
+) -> None:
+    store = PostgresApprovals(tenant_db)
+    before = await count_waiting(system_db, 130)
+    for org in orgs:
+        assert await store.insert(org, asked(org, "one"), max_pending=9)
+    assert await store.insert(orgs[0], asked(orgs[0], "two", "sha256:2"), max_pending=9)
+    after = decided(asked(orgs[0], "two", "sha256:2").approval, approve=True, by="b", now_s=110)
+    assert isinstance(after, ApprovalTransition)
+    assert await store.replace(orgs[0], asked(orgs[0], "two", "sha256:2").approval, after)
+    assert (await count_waiting(system_db, 130))["s"] - before.get("s", 0) == 2
+    assert await count_waiting(system_db, 1e12) == {}, "their time is over"
 
 
 async def test_workers_count_calls_together_in_a_window_that_slides(redis: Redis) -> None:

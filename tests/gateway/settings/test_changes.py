@@ -13,7 +13,7 @@ from gateway.settings.changes import (
     needs_new_workers,
     refuse_what_is_fixed,
 )
-from gateway.settings.file import CompatConfig, LogsConfig, SettingsError, WrittenMcp
+from gateway.settings.file import CompatConfig, LogsConfig, MetricsConfig, SettingsError, WrittenMcp
 from gateway.settings.live import LiveSettings, live_part, with_live_part
 from gateway.settings.load import Settings, load
 
@@ -27,7 +27,7 @@ upstream = "http://127.0.0.1:2/v1"
 weight = 2
 """
 LISTED = '[[mcp.servers]]\nname = "docs"\nurl = "https://h.example/mcp"\ntaints = true\n'
-DIVIDED = {"compat": CompatConfig, "logs": LogsConfig, "mcp": WrittenMcp}
+DIVIDED = {"compat": CompatConfig, "logs": LogsConfig, "mcp": WrittenMcp, "metrics": MetricsConfig}
 """Tables whose keys have effects of their own."""
 OF_THE_FILE = {
     "file_lanes": "says what the file gives, and has no effect of its own",

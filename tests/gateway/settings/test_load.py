@@ -299,6 +299,7 @@ MISTAKES = [
     ("[plan.free]\ntokens_per_minute = -1", "plan.free.tokens_per_minute: expected `int` >= 0"),
     ("[engine]\ndtyp = 'x'", "tollgate.toml: engine.dtyp: unknown key"),
     ("[engine]\ndtype = 'float8'", "tollgate.toml: engine.dtype: invalid enum value 'float8'"),
+    ("metrics = {tenants = true}", "metrics.tenants: wants metrics.port, or clients read"),
     ("trusted_proxies = ['10.0.0.1/8']", "trusted_proxies[0]: 10.0.0.1/8 has host bits set"),
     ("trusted_proxies = ['::1', 'lb']", "trusted_proxies[1]: 'lb' does not appear to be an IP"),
     ("[mcp]\nserver = []", "tollgate.toml: mcp.server: unknown key"),

@@ -97,6 +97,7 @@ SYSTEM = {
     "files.files.end_files_of_projects": "of erased projects, whosever they are",
     "files.files.forget_file": "of the file that it is given",
     "mcp.call_arguments.forget_late": "the sender of webhooks serves all tenants",
+    "mcp.approvals.count_waiting": "a number over all orgs, for the metrics",
     "mcp.approvals.mark_dispatched": "of the approvals that it is given",
     "mcp.approvals.undispatched": "the sender of webhooks serves all tenants",
     "mcp.service.wiring.open_approvals": "makes the store whose methods name their org",

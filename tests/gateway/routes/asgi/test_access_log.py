@@ -80,6 +80,15 @@ async def test_a_request_is_one_line_that_its_client_can_name(app: Litestar) -> 
     assert [each for each in (KEY, PROMPT, ADDRESS) if each in text] == []
 
 
+async def test_its_tenant_is_counted_with_or_without_a_line(app: Litestar) -> None:
+    telemetry = app.state.services.telemetry = Telemetry(models=["penny"], counts_tenants=True)
+    for access in (True, False):
+        _, answer = await lines_of(app, LogsConfig(access=access))
+    assert 400 <= answer.status_code < 500, "there is no such model"
+    labels = {"org": WHO.org_id, "outcome": "refused"}
+    assert telemetry.registry.get_sample_value("tollgate_tenant_requests_total", labels) == 2
+
+
 async def test_an_address_is_shown_to_who_asks_for_it(app: Litestar) -> None:
     text, _ = await lines_of(app, LogsConfig(client_address=True))
     assert json.loads(text)["client"] == ADDRESS
