@@ -57,7 +57,13 @@ def console(
         be_patient(patch)
         home = tmp_path_factory.mktemp("console")
         with serving(databases, redis_server_url, home, sow) as server:
+            patch.undo()
             yield server
+
+
+@pytest.fixture(autouse=True)
+def patient_server(patient: None) -> None:
+    """Let the server wait during the tests here alone: it outlives them, beside tests of others."""
 
 
 @pytest.fixture(scope="session")

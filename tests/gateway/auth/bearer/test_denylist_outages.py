@@ -30,12 +30,6 @@ from tests.gateway.auth.world import World, open_world
 from tests.pace import pace
 
 
-@pytest.fixture(autouse=True)
-def promised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep to the product's bounds, whatever a server of other tests in this process waits for."""
-    monkeypatch.setattr(revocations, "MAX_STALENESS_S", 0.9)
-
-
 @pytest.fixture
 async def pool(postgres_url: str) -> AsyncIterator[AsyncEngine]:
     engine = create_engine(postgres_url, role=ROLE_SYSTEM, pool_size=10)
