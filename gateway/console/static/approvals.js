@@ -3,7 +3,7 @@
 
 document.addEventListener("keydown", (event) => {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.target.closest?.("input, textarea, select, [contenteditable], dialog")) return;
+  if (event.target.closest?.("input, textarea, select, [contenteditable], dialog[open]")) return;
   const asked = [...document.querySelectorAll(".ask")];
   const chosen = document.activeElement?.closest?.(".ask");
   const at = asked.indexOf(chosen);

@@ -76,7 +76,7 @@ document.addEventListener("htmx:afterSwap", (event) => {
 let goes = 0;
 document.addEventListener("keydown", (event) => {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.target.closest?.("input, textarea, select, [contenteditable], dialog")) return;
+  if (event.target.closest?.("input, textarea, select, [contenteditable], dialog[open]")) return;
   const going = Date.now() - goes < 3000;
   goes = 0;
   const found = going
