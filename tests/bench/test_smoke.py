@@ -55,6 +55,13 @@ def test_the_gateway_in_front_of_an_upstream() -> None:
     assert value(result, "gateway", FIGURES[3]) > 0
 
 
+@pytest.mark.nightly
+def test_a_scrape_and_what_a_request_counts() -> None:
+    table = run("bench.metrics", "--rounds", "1")
+    for line in ("text, 1,000 organizations", "protobuf", "stream of 64 steps"):
+        assert re.search(rf"^{line} +[0-9.]+", table, re.MULTILINE), table
+
+
 def test_the_door() -> None:
     *table, last = run("bench.auth", "--rounds", "1").splitlines()
     assert re.search(r"^API key +[0-9.]+ +[0-9.]+ +15 +1.00$", "\n".join(table), re.MULTILINE)

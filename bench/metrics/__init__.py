@@ -1,0 +1,1 @@
+"""Measures what the metrics cost: a scrape, and what a request counts."""
