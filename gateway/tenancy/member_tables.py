@@ -36,6 +36,11 @@ def _same_org(column: str, table: str, name: str) -> sa.ForeignKeyConstraint:
     )
 
 
+def domain_of(email: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
+    """Return the domain of an e-mail address, as `users_live_domain` has it."""
+    return sa.func.split_part(email, sa.literal_column("'@'"), sa.literal_column("2"))
+
+
 users = sa.Table(
     "users",
     metadata,
@@ -54,6 +59,12 @@ users = sa.Table(
         "org_id",
         "email",
         unique=True,
+        postgresql_where=sa.text("archived_at IS NULL"),
+    ),
+    sa.Index(
+        "users_live_domain",
+        sa.text("split_part(email, '@', 2)"),
+        "org_id",
         postgresql_where=sa.text("archived_at IS NULL"),
     ),
 )

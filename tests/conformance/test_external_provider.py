@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import html
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +17,19 @@ import httpx
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
 
 from bench.tools.ports import free_port
+from gateway.audit.log import COMMAND_LINE
+from gateway.auth.federation.issuers import CIPHER_PURPOSE, Rules, create_issuer
+from gateway.db import create_engine
+from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
+from gateway.secret import Cipher, Secret
+from gateway.tenancy.members.users import create_user
+from gateway.tenancy.orgs import create_org
+from gateway.tenancy.projects import create_project
 from tests.conformance.world import (
     BROWSED,
     EMAIL,
+    HIDDEN,
     KITTED,
     NODE,
     PASSWORD,
@@ -75,6 +87,69 @@ def test_its_tokens_are_let_in_while_it_is_listed(world: World) -> None:
         with listed(world, issuer):
             assert world.call(token).json()["error"]["code"] == -32601
         world.stack.wait("withdrawn", lambda: world.call(token).status_code == 401, timeout_s=30)
+
+
+def test_an_address_finds_it_among_the_providers_of_several_organizations(world: World) -> None:
+    """Nobody names an organization, from the login page to the console; forms are sent as a browser
+    without scripts sends them."""
+    port = free_port()
+    issuer = f"http://127.0.0.1:{port}"
+    asyncio.run(list_for_another(world))
+    login = {"client_id": "kit-login", "client_secret": "kit-secret"}
+    with (
+        listed(world, issuer, **login) as made,
+        provider(port, redirectUri=made["redirect_uri"], accounts=ACCOUNTS),
+        httpx.Client(base_url=world.issuer, follow_redirects=True) as browser,
+    ):
+        shown = wait_for_button(world, browser)
+        assert "/oauth/external/" not in shown
+        asked = {**fields(shown), "email": EMAIL, "provider": "find"}
+        found = browser.post("/oauth/login", data=asked).text
+        [start] = re.findall(r'href="(/oauth/external/[^"]+)"', found)
+        assert made["id"] in start
+        at_provider = browser.get(html.unescape(start))
+        while at_provider.url.port == port:
+            action = re.search(r'action="([^"]+)"', at_provider.text)
+            assert action is not None, (at_provider.url, at_provider.text)
+            sent = fields(at_provider.text) | {"login": "ann", "password": "anything"}
+            at_provider = browser.post(action[1], data=sent)
+        assert at_provider.url.path == "/console", at_provider.text
+        assert EMAIL in browser.get("/oauth/account").text
+
+
+def fields(text: str) -> dict[str, str]:
+    return {name: html.unescape(value) for name, value in HIDDEN.findall(text)}
+
+
+def wait_for_button(world: World, browser: httpx.Client) -> str:
+    """Return the login page once its worker knows of the other organization's provider."""
+    found: list[str] = []
+
+    def has_button() -> bool:
+        found.append(browser.get("/oauth/login").text)
+        return 'name="provider"' in found[-1]
+
+    world.stack.wait("the other provider", has_button, timeout_s=60)
+    return found[-1]
+
+
+async def list_for_another(world: World) -> None:
+    """Another organization with a user and a provider of its own."""
+    db = create_engine(embedded.postgres_url(Home(world.stack.home)))
+    async with db.begin() as conn:
+        org = await create_org(conn, name="another", actor=COMMAND_LINE)
+        project = await create_project(conn, org_id=org.id, name="p", actor=COMMAND_LINE)
+        await create_user(
+            conn, org_id=org.id, email="bo@another.example", name="Bo", role="owner",
+            actor=COMMAND_LINE,
+        )  # fmt: skip
+        rules = Rules(
+            name="theirs", issuer="https://login.another.example", audience="api://x",
+            project_id=project.id, client_id="x", default_role="reader",
+        )  # fmt: skip
+        cipher = Cipher(Secret.load(Home(world.stack.home).secret), CIPHER_PURPOSE)
+        await create_issuer(conn, cipher, org_id=org.id, rules=rules, actor=COMMAND_LINE)
+    await db.dispose()
 
 
 @BROWSED

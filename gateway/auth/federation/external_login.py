@@ -30,7 +30,7 @@ from gateway.audit.log import Actor, record
 from gateway.auth.errors import InvalidToken
 from gateway.auth.federation.external_issuers import fits, role_of, verified_claims
 from gateway.auth.federation.external_tokens import audiences, check_claims, read
-from gateway.auth.federation.issuer_directory import IssuerDirectory
+from gateway.auth.federation.issuer_directory import IssuerDirectory, ListedIssuer
 from gateway.auth.federation.issuer_keys import IssuerKeys, IssuerMetadata, LoginIssuerUnavailable
 from gateway.auth.federation.issuers import Issuer
 from gateway.auth.tables import (
@@ -41,8 +41,8 @@ from gateway.auth.tables import (
 from gateway.db import delete_some, tenant
 from gateway.net.egress import Egress, EgressError, ForbiddenTarget
 from gateway.secret import Cipher, UnknownSecret, random_secret
-from gateway.tenancy.errors import NotFound, TenancyError
-from gateway.tenancy.member_tables import users
+from gateway.tenancy.errors import InvalidField, NotFound, TenancyError
+from gateway.tenancy.member_tables import check_email, users
 from gateway.tenancy.members.users import create_user, find_user
 from gateway.tenancy.tables import MAX_NAME_LENGTH
 
@@ -59,6 +59,14 @@ USERINFO = ("email", "email_verified", "name")
 TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]{1,8192}=*", re.ASCII)
 """An access token's characters (RFC 6750, 2.1)."""
 UNREPEATABLE = ("code", "state", "iss", "error")
+
+_ORGS_OF_DOMAIN = sa.text("""
+    SELECT org FROM unnest(CAST(:orgs AS text[])) AS with_logins (org)
+    WHERE EXISTS (
+        SELECT FROM users WHERE org_id = org
+            AND split_part(email, '@', 2) = :domain AND archived_at IS NULL
+    ) LIMIT 2
+""")
 
 T = TypeVar("T")
 
@@ -129,19 +137,40 @@ class ExternalLogin:
 
         Raises: AuthUnavailable.
         """
-        listed = (await self._directory.snapshot()).by_id.values()
+        return [each.issuer for each in await self._logins() if each.issuer.org_id == org_id]
+
+    async def logins_of_named(self, org: str) -> list[Issuer]:
+        """Return the same for an org that somebody names, by its id or name; none where there is
+        no such org or it has none. Raises: AuthUnavailable."""
         return [
             each.issuer
-            for each in listed
-            if each.issuer.org_id == org_id and each.issuer.client_id is not None
+            for each in await self._logins()
+            if org in (each.issuer.org_id, each.org_name)
         ]
 
-    async def logins_of_one_org(self) -> list[Issuer]:
-        """Return the issuers through which users can sign in, if they are all of one org: then
-        nobody has to name it, and nothing is told of any other. Raises: AuthUnavailable."""
+    async def orgs_with_logins(self) -> list[str]:
+        """Return the ids of the orgs whose users can sign in through an issuer. Raises:
+        AuthUnavailable."""
+        return list(dict.fromkeys(each.issuer.org_id for each in await self._logins()))
+
+    async def logins_by_email(self, conn: AsyncConnection, email: str) -> list[Issuer]:
+        """Return the issuers of the one org that has both, a user with an address of this domain
+        and issuers through which they sign in; none where there are several or no such orgs.
+
+        The domain alone decides, so nothing tells whether the address itself is known. `conn` sees
+        all orgs. Raises: AuthUnavailable.
+        """
+        try:
+            domain = check_email(email).rpartition("@")[2]
+        except InvalidField:
+            return []
+        of = {"domain": domain, "orgs": await self.orgs_with_logins()}
+        found = list(await conn.scalars(_ORGS_OF_DOMAIN, of))
+        return await self.logins_of(found[0]) if len(found) == 1 else []
+
+    async def _logins(self) -> list[ListedIssuer]:
         listed = (await self._directory.snapshot()).by_id.values()
-        found = [each.issuer for each in listed if each.issuer.client_id is not None]
-        return found if len({each.org_id for each in found}) == 1 else []
+        return [each for each in listed if each.issuer.client_id is not None]
 
     async def start(self, issuer_id: str, *, request: str, browser: str) -> str:
         """Return the URL at the issuer to redirect the browser to.

@@ -21,7 +21,7 @@ from gateway.auth.login.sessions import Seals, start_session
 from gateway.auth.login.throttle import LoginAttempt, Throttle
 from gateway.db import tenant
 from gateway.secret import Peppers
-from gateway.tenancy.member_tables import users
+from gateway.tenancy.member_tables import domain_of, users
 from gateway.tenancy.tables import orgs
 
 PASSWORD = ("pwd",)
@@ -238,7 +238,9 @@ async def _find(conn: AsyncConnection, org: str, email: str) -> Any:
 
 async def _find_all(conn: AsyncConnection, email: str) -> list[Any]:
     """Find the live users of an e-mail address, the oldest first, MOST_ORGS at most."""
-    found = _live().where(users.c.email == email).order_by(users.c.id).limit(MOST_ORGS)
+    domain = email.rpartition("@")[2]
+    found = _live().where(domain_of(users.c.email) == domain, users.c.email == email)
+    found = found.order_by(users.c.id).limit(MOST_ORGS)
     return list((await conn.execute(found)).all())
 
 

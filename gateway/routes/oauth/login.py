@@ -21,10 +21,11 @@ from redis.exceptions import RedisError
 
 from gateway.audit.errors import CredentialInAudit
 from gateway.auth.errors import AuthUnavailable
+from gateway.auth.federation.issuers import Issuer
 from gateway.auth.login.login import OrgChoice, SignedIn, WrongCredentials
 from gateway.auth.login.passwords import MIN_LENGTH, PasswordsBusy
 from gateway.auth.login.sessions import Session, end_session
-from gateway.auth.login.throttle import TooManyAttempts
+from gateway.auth.login.throttle import AttemptLimit, TooManyAttempts
 from gateway.auth.oauth.authorization import Authorization
 from gateway.auth.oauth.rfc6749_authorize import AuthorizationRefused
 from gateway.console.pages import CONSOLE, is_place
@@ -65,7 +66,10 @@ WRONG = "The organization, the address or the password is wrong."
 WRONG_PAIR = "The address or the password is wrong."
 TOO_LATE = "That took too long, or the password was changed. Sign in again."
 CHANGED = "Your password was changed."
+NO_PROVIDER = "No organization of this name signs in through a provider."
 BUSY = "Too many people sign in at the moment. Try again shortly."
+EACH_FINDS = AttemptLimit(name="address", free=20, first_s=1.0, longest_s=300.0, lifetime_s=900.0)
+ALL_FIND = AttemptLimit(name="all", free=10_000, first_s=1.0, longest_s=60.0, lifetime_s=600.0)
 PASSWORD_ERRORS = (WrongCredentials, TooManyAttempts, PasswordsBusy, RedisError, OSError)
 """Why a password cannot be checked, or is not taken."""
 
@@ -82,6 +86,8 @@ class Occasion(msgspec.Struct, frozen=True, kw_only=True):
     email: str = ""
     providers: tuple[tuple[str, str], ...] = ()
     """Name and address of each external provider of the org."""
+    finds_providers: bool = False
+    """Several organizations have some, and nobody has said which it is."""
 
     @property
     def location(self) -> str:
@@ -127,7 +133,8 @@ def page_in(query: str) -> str | None:
 async def read_occasion(auth: Authorization, query: str) -> Occasion:
     """Raises: AuthorizationRefused."""
     if not query or page_in(query) is not None:
-        return Occasion(query=query, providers=await read_providers(auth, None, query))
+        providers, several = await read_providers(auth, None, query)
+        return Occasion(query=query, providers=providers, finds_providers=several)
     asked, parameters = await find_request(auth, query)
     name = None
     if asked.org_id is not None:
@@ -137,9 +144,11 @@ async def read_occasion(auth: Authorization, query: str) -> Occasion:
         if name is None:
             raise asked.refuse("invalid_target")
     query = parameters.query(parameters.mark)
+    providers, several = await read_providers(auth, asked.org_id, query)
     return Occasion(
         query=query,
-        providers=await read_providers(auth, asked.org_id, query),
+        providers=providers,
+        finds_providers=several,
         client_name=asked.client.name,
         org_id=asked.org_id,
         org_name=name,
@@ -150,15 +159,21 @@ async def read_occasion(auth: Authorization, query: str) -> Occasion:
 
 async def read_providers(
     auth: Authorization, org_id: str | None, query: str
-) -> tuple[tuple[str, str], ...]:
-    """Return the providers of an org; None: of the only one that has any."""
+) -> tuple[tuple[tuple[str, str], ...], bool]:
+    """Return the providers of an org; None: of the only one that has any, or none and that several
+    have some."""
     try:
         if org_id is None:
-            found = await auth.external.logins_of_one_org()
-        else:
-            found = await auth.external.logins_of(org_id)
+            known = await auth.external.orgs_with_logins()
+            if len(known) != 1:
+                return (), bool(known)
+            [org_id] = known
+        return to_providers(await auth.external.logins_of(org_id), query), False
     except AuthUnavailable:
-        return ()  # the page has other ways in
+        return (), False  # the page has other ways in
+
+
+def to_providers(found: Sequence[Issuer], query: str) -> tuple[tuple[str, str], ...]:
     return tuple((each.name, f"/oauth/external/{each.id}/start?{query}") for each in found)
 
 
@@ -173,11 +188,15 @@ def login_page(
     email: str | None = None,
     headers: dict[str, str] | None = None,
     choices: Sequence[OrgChoice] = (),
+    asks_org: bool = False,
 ) -> Response[bytes]:
-    """Show the login page. `choices`: the organizations among which somebody is to choose."""
+    """Show the login page. `choices`: the organizations among which somebody is to choose;
+    `asks_org`: they are to name theirs."""
     response = page(
         "login",
         choices=choices,
+        asks_org=asks_org,
+        finds_providers=occasion.finds_providers,
         status=status,
         headers=headers,
         destinations=() if occasion.destination is None else (occasion.destination,),
@@ -214,6 +233,8 @@ async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
     except AuthorizationRefused as refused:
         return refuse(auth, refused)
     org, email, wrong = form.get("org", "").strip(), form.get("email", ""), WRONG
+    if "provider" in form and occasion.finds_providers:
+        return await find_provider(auth, browser, occasion, org=org, email=email)
     try:
         if "choice" in form:
             wrong, choice = TOO_LATE, form["choice"]
@@ -236,6 +257,32 @@ async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
     if isinstance(done, list):
         return login_page(auth, browser, occasion, email=email, choices=done)
     return signed_in(redirect(occasion.location), auth, done)
+
+
+async def find_provider(
+    auth: Authorization, browser: Browser, occasion: Occasion, *, org: str, email: str
+) -> Response[bytes]:
+    """Show the providers of the organization that somebody names, or of the only one that knows the
+    domain of their address; else ask for its name. Nothing here depends on whether it knows the
+    address itself."""
+    typed: dict[str, Any] = {"org": org, "email": email}
+    try:
+        await auth.throttle.count(
+            "provider", address=browser.where.address, each=EACH_FINDS, all_=ALL_FIND
+        )
+        if org:
+            found = await auth.external.logins_of_named(org)
+        else:
+            async with auth.system_db.connect() as conn:
+                found = await auth.external.logins_by_email(conn, email)
+    except (TooManyAttempts, RedisError, OSError, AuthUnavailable) as error:
+        return login_page(auth, browser, occasion, **typed, **explain(error, wrong=NO_PROVIDER))
+    if not found:
+        problem = NO_PROVIDER if org else None
+        return login_page(auth, browser, occasion, **typed, problem=problem, asks_org=True)
+    providers = to_providers(found, occasion.query)
+    occasion = msgspec.structs.replace(occasion, providers=providers)
+    return login_page(auth, browser, occasion, **typed)
 
 
 @get(ACCOUNT, opt=PUBLIC, include_in_schema=False)

@@ -30,6 +30,8 @@ SYSTEM = {
     "auth.oauth.clients.store.Clients.has_secret": "by its secret, before the tenant is known",
     "auth.cors_origins.CorsOrigins.orgs_of": "a preflight names no tenant",
     "auth.federation.external_login.ExternalLogin.finish": "of the issuer in its sealed state",
+    "auth.federation.external_login.ExternalLogin.logins_by_email": "before the tenant is known",
+    "auth.federation.external_login.ExternalLogin.logins_of_named": "by a name, before the tenant",
     "auth.federation.external_login.ExternalLogin.logins_of": "of all issuers, by their org",
     "auth.federation.external_login.ExternalLogin.start": "of an issuer on the public login page",
     "auth.bearer.last_used.LastUsed.note": "of the key that was shown",
