@@ -2,7 +2,8 @@
 all for the first owner, who has no password yet.
 
 A link holds a random token; Redis has its hash, for LIFETIME_S, until it is used. It ends early if
-its user gets another role. Where the operator's organization has no owner yet, the link makes one.
+its user gets another link or another role. Where the operator's organization has no owner yet, the
+link makes one.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class LinkedUser(msgspec.Struct, frozen=True, kw_only=True):
 async def make_link(
     conn: AsyncConnection, redis: Redis, link: SignInLink, *, secret: Secret, actor: Actor
 ) -> str:
-    """Make a link in a transaction that the caller commits; return its token, shown once."""
+    """Make a link in a transaction that the caller commits; return its token, shown once. The one
+    that its user had before is good no more."""
     token = random_secret()
     await record(
         conn,
@@ -61,7 +63,10 @@ async def make_link(
         after={"role": link.role, "lifetime_s": LIFETIME_S},
     )
     key = _keys(Peppers(secret, PEPPER_PURPOSE), token)[0]
-    await redis.set(key, msgspec.msgpack.encode(link), ex=LIFETIME_S)
+    async with redis.pipeline(transaction=True) as both:
+        both.set(key, msgspec.msgpack.encode(link), ex=LIFETIME_S)
+        both.set(_newest_of(link), key, ex=LIFETIME_S)
+        await both.execute()
     return token
 
 
@@ -81,7 +86,8 @@ async def find_link(
 ) -> LinkedUser:
     """Return whom a link signs in; `conn` sees all orgs.
 
-    Raises: NotFound: unknown, used or expired; its user is gone or has another role.
+    Raises: NotFound: unknown, used, expired or followed by another; its user is gone or has another
+    role.
     """
     return await _live(conn, await _read(redis, token, secret, uses_up=False))
 
@@ -104,7 +110,11 @@ async def _read(redis: Redis, token: str, secret: Secret, *, uses_up: bool) -> S
         found = await (redis.getdel(key) if uses_up else redis.get(key))
         if found is not None:
             assert isinstance(found, bytes), "this client decodes nothing"
-            return msgspec.msgpack.decode(found, type=SignInLink)
+            link = msgspec.msgpack.decode(found, type=SignInLink)
+            # A release that noted no newest one may have made it.
+            if await redis.get(_newest_of(link)) in (None, key.encode()):
+                return link
+            break
     raise NotFound("token", "no open link")
 
 
@@ -127,6 +137,10 @@ async def _live(conn: AsyncConnection, link: SignInLink) -> LinkedUser:
         email=None if row is None else row.email,
         role=link.role,
     )
+
+
+def _newest_of(link: SignInLink) -> str:
+    return f"{PREFIX}-of:{link.org_id}:{link.user_id or ''}"
 
 
 def _keys(peppers: Peppers, token: str) -> list[str]:

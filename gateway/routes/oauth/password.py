@@ -1,45 +1,36 @@
 """Sets another password: POST /oauth/account/password by somebody who is signed in and shows the
-old one, and /passwords/reset, where the link of an administrator leads.
-
-The link's token stands in the form, so the page sends no referrer and keeps no copy.
-"""
+old one, and /passwords/reset, where the link of an administrator leads."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Request, Response
 
-from gateway.auth.login.login import WrongCredentials
-from gateway.auth.login.passwords import MIN_LENGTH, PasswordsBusy, WeakPassword, check_strength
+from gateway.auth.login.login import SignedIn, WrongCredentials
+from gateway.auth.login.passwords import WeakPassword, check_strength
 from gateway.auth.login.reset import RESET_PATH, ResetUser, find_reset
 from gateway.auth.oauth.authorization import Authorization, renew_password
+from gateway.routes.oauth.linked_page import LinkedPage, SentForm
 from gateway.routes.oauth.login import (
     ACCOUNT,
-    BUSY,
     PASSWORD_CHANGED,
     PASSWORD_ERRORS,
     account_page,
     explain,
     read_account_form,
 )
-from gateway.routes.shared.access import PUBLIC
 from gateway.routes.shared.browser import (
     BadForm,
-    Browser,
     FormRoute,
     auth_of,
-    open_browser,
-    page,
-    read_sent,
     redirect,
-    remembering,
     signed_in,
     stale_form,
 )
 from gateway.tenancy.errors import NotFound
 
-PURPOSE = "password-reset"
 WRONG = "That is not your password."
 
 
@@ -65,82 +56,31 @@ async def change(request: Request[Any, Any, Any]) -> Response[bytes]:
     return signed_in(redirect(f"{ACCOUNT}?{PASSWORD_CHANGED}"), auth, done)
 
 
-def closed() -> Response[bytes]:
-    return page(
-        "error",
-        status=404,
-        error="invalid_request",
-        description="This link was used or has expired. Ask for another one.",
-    )
+class ResetPage(LinkedPage[ResetUser]):
+    path, template, leads_to = RESET_PATH, "reset", f"{ACCOUNT}?{PASSWORD_CHANGED}"
+    closed = "This link was used or has expired. Ask for another one."
+
+    async def find(self, auth: Authorization, token: str) -> ResetUser:
+        async with auth.system_db.connect() as conn:
+            return await find_reset(conn, token, secret=auth.secret, now=auth.clock())
+
+    def shown(self, found: ResetUser, typed: Mapping[str, str]) -> dict[str, Any]:
+        return {"email": found.email, "org_name": found.org_name}
+
+    async def use(self, found: ResetUser, sent: SentForm) -> SignedIn:
+        password = sent.fields.get("password", "")
+        check_strength(password, found.email)
+        try:
+            return await renew_password(
+                sent.auth,
+                org_id=found.org_id,
+                user_id=found.id,
+                replacing=found.password_hash,
+                password=password,
+                origin=sent.where,
+            )
+        except WrongCredentials:
+            raise NotFound("token", "the password was changed meanwhile") from None
 
 
-def reset_page(
-    auth: Authorization,
-    browser: Browser,
-    user: ResetUser,
-    token: str,
-    *,
-    problem: str | None = None,
-    status: int = 200,
-) -> Response[bytes]:
-    response = page(
-        "reset",
-        status=status,
-        action=RESET_PATH,
-        email=user.email,
-        org_name=user.org_name,
-        problem=problem,
-        token=token,
-        min_length=MIN_LENGTH,
-        form_token=auth.seals.form_token(browser.cookie, PURPOSE),
-    )
-    return remembering(response, auth, browser)
-
-
-async def read_link(auth: Authorization, token: str) -> ResetUser:
-    """Raises: NotFound."""
-    async with auth.system_db.connect() as conn:
-        return await find_reset(conn, token, secret=auth.secret, now=auth.clock())
-
-
-@get(RESET_PATH, opt=PUBLIC, include_in_schema=False)
-async def show(request: Request[Any, Any, Any]) -> Response[bytes]:
-    auth, token = auth_of(request), request.query_params.get("token", "")
-    try:
-        user = await read_link(auth, token)
-    except NotFound:
-        return closed()
-    return reset_page(auth, await open_browser(request), user, token)
-
-
-@FormRoute(RESET_PATH)
-async def reset(request: Request[Any, Any, Any]) -> Response[bytes]:
-    auth = auth_of(request)
-    try:
-        form, browser = await read_sent(request, PURPOSE)
-        token, password = form.get("token", ""), form.get("password", "")
-        user = await read_link(auth, token)
-    except BadForm:
-        return stale_form()
-    except NotFound:
-        return closed()
-    try:
-        check_strength(password, user.email)
-        done = await renew_password(
-            auth,
-            org_id=user.org_id,
-            user_id=user.id,
-            replacing=user.password_hash,
-            password=password,
-            origin=browser.where,
-        )
-    except WeakPassword as weak:
-        return reset_page(auth, browser, user, token, problem=str(weak), status=400)
-    except PasswordsBusy:
-        return reset_page(auth, browser, user, token, problem=BUSY, status=503)
-    except WrongCredentials:
-        return closed()
-    return signed_in(redirect(f"{ACCOUNT}?{PASSWORD_CHANGED}"), auth, done)
-
-
-routes = [change, show, reset]
+routes = [change, *ResetPage().routes()]
