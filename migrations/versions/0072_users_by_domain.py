@@ -1,15 +1,15 @@
 """Index users by the domain of their e-mail address, by which signing in finds them.
 
-Revision ID: 0069
-Revises: 0068
+Revision ID: 0072
+Revises: 0071
 """
 
 from __future__ import annotations
 
 from migrations.online import create_index, drop_index
 
-revision = "0069"
-down_revision = "0068"
+revision = "0072"
+down_revision = "0071"
 branch_labels = None
 depends_on = None
 

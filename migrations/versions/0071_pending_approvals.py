@@ -1,15 +1,15 @@
 """Index the calls that wait for a person by when their time is over, for who counts them.
 
-Revision ID: 0068
-Revises: 0067
+Revision ID: 0071
+Revises: 0070
 """
 
 from __future__ import annotations
 
 from migrations.online import create_index, drop_index
 
-revision = "0068"
-down_revision = "0067"
+revision = "0071"
+down_revision = "0070"
 branch_labels = None
 depends_on = None
 
