@@ -2,7 +2,8 @@
 
 Two names are look-alikes when their skeletons are equal. In names of tools, case and the
 separators `-`, `_` and `.` are ignored. The table is that of `confusable_homoglyphs`, which has
-each pair in both directions; all that is connected in it is one class. Pure.
+each pair in both directions; all that is connected in it is one class. It takes 8 MB, so it is
+loaded when it is asked first. Pure.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import cache
-
-from confusable_homoglyphs import confusables
 
 from foundation.normal_forms import normalized
 from mcp_bridge.text_safety.hidden_text import SUSPECT
@@ -30,6 +29,8 @@ MAX_LOOKS = 8
 @cache
 def prototypes() -> dict[str, str]:
     """Return the prototype of each confusable character: one text for all that look like it."""
+    from confusable_homoglyphs import confusables
+
     pairs: dict[str, set[str]] = {}
     for marked, others in confusables.confusables_data.items():
         char = bare_of(marked)

@@ -29,7 +29,6 @@ from mcp_bridge.text_safety.instruction_score import SURE, Demand, find_demand
 from mcp_bridge.text_safety.instruction_text import MAX_TEXT_CHARS, Severity, instructions
 from mcp_bridge.text_safety.odd_names import disorder, oddity
 from mcp_bridge.trust.demands import find_demands
-from mcp_bridge.validation.arguments import compile_schema
 
 MAX_FINDINGS = 100
 MAX_DETAIL_CHARS = 160
@@ -230,6 +229,8 @@ def shown(text: str) -> str:
 
 
 def scan_schemas(tool: Mapping[str, object]) -> Iterator[Finding]:
+    from mcp_bridge.validation.arguments import compile_schema  # its library takes 3 MB of memory
+
     for member in SCHEMAS:
         if member not in tool:
             continue
