@@ -32,6 +32,7 @@ from gateway.cli.money.prices import prices
 from gateway.cli.money.spool import spool
 from gateway.cli.observe.audit import audit
 from gateway.cli.observe.logs import logs
+from gateway.cli.observe.requests import requests
 from gateway.cli.observe.status import status
 from gateway.cli.observe.top import top
 from gateway.cli.observe.usage import costs, usage
@@ -75,7 +76,7 @@ def main() -> None:
 
 SECTIONS = {
     "Start": ("up", "reload", "gateway", "engine", "migrate"),
-    "Look": ("status", "top", "logs", "usage", "costs", "alerts", "mails"),
+    "Look": ("status", "top", "logs", "requests", "usage", "costs", "alerts", "mails"),
     "Installation": ("doctor", "config", "models", "deadlines", "prices", "backup", "completion"),
     "Customers and keys": ("keys", "orgs", "projects", "users", "plans"),
     "Money": ("budgets", "credits", "invoices", "billing", "reconcile", "spool"),
@@ -259,7 +260,8 @@ async def migrate(settings: Settings) -> None:
 
 for group in (
     *(doctor, config, completion, reload, backup, logs, top, status, models, plans, webhooks, keys),
-    *(usage, costs, alerts, mails, budgets, credits, invoices, audit, reconcile, spool, prices),
+    *(requests, usage, costs, alerts, mails, budgets, credits, invoices, audit, reconcile),
+    *(spool, prices),
     *(billing, orgs, projects, users, mcp, secret, vault, deadlines),
 ):
     tollgate.add_command(group)

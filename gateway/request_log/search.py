@@ -142,7 +142,12 @@ def time_of(digits: str) -> datetime:
 
 
 async def find_requests(
-    conn: AsyncConnection, org: str, search: Search, *, after: str | None = None
+    conn: AsyncConnection,
+    org: str,
+    search: Search,
+    *,
+    after: str | None = None,
+    limit: int = PAGE_ROWS,
 ) -> FoundPage:
     """Find requests. `after`: the id behind which the page begins. `conn`: sees the org's rows."""
     begin = None if after is None else read_id(after)
@@ -150,8 +155,8 @@ async def find_requests(
         "org": org,
         "start": search.start,
         "end": search.end,
-        "limit": PAGE_ROWS + 1,
-        "scan": MAX_SCANNED if search.is_scan else PAGE_ROWS + 1,
+        "limit": limit + 1,
+        "scan": MAX_SCANNED if search.is_scan else limit + 1,
     }
     seek = ["org = :org", "at >= :start", "at < :end"]
     if begin is not None:
@@ -169,8 +174,8 @@ async def find_requests(
     rows = (await conn.execute(sa.text(_page(seek, match)), values | named)).mappings().all()
     found = [_to_request(row) for row in rows if row["id"] is not None]
     last = rows[0]
-    if len(found) > PAGE_ROWS:
-        return FoundPage(found[:PAGE_ROWS], f"req_{found[PAGE_ROWS - 1].id}", None)
+    if len(found) > limit:
+        return FoundPage(found[:limit], f"req_{found[limit - 1].id}", None)
     if search.is_scan and last["num_scanned"] == MAX_SCANNED:
         return FoundPage(found, f"req_{last['last_id'].hex}", last["last_at"])
     return FoundPage(found, None, None)

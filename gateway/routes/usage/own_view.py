@@ -55,7 +55,7 @@ RESETS: dict[str, Literal["daily", "monthly"]] = {"day": "daily", "month": "mont
 )
 async def generation(request: AuthenticatedRequest) -> Response[bytes]:
     asked = parse_query(request.url.query, GenerationQuery).id
-    known = await look_up(request, asked)
+    known = await look_up(request, request.user.org_id, asked)
     if known is None or known.events[0].attempt.key != request.user.key_id:
         raise NotFound("id", "no such request of this key")
     return Response(encode(to_generation(known)), media_type=JSON)
@@ -68,17 +68,16 @@ async def generation(request: AuthenticatedRequest) -> Response[bytes]:
     said={404: {JSON: ErrorEnvelope}},
 )
 async def any_request(request: AuthenticatedRequest, request_id: FromPath[str]) -> Response[bytes]:
-    known = await look_up(request, request_id)
+    known = await look_up(request, request.user.org_id, request_id)
     if known is None:
         raise NotFound("request_id", "no such request")
     return Response(encode(to_generation(known)), media_type=JSON)
 
 
-async def look_up(request: AuthenticatedRequest, asked: str) -> KnownAttempts | None:
-    """Raises: BadField."""
+async def look_up(request: AuthenticatedRequest, org_id: str, asked: str) -> KnownAttempts | None:
+    """Return what is known of a request of an organization that was billed. Raises: BadField."""
     request_id, made_at = read_request_id(asked)
-    org_id = request.user.org_id
-    known = await in_books(request, request_id, made_at)
+    known = await in_books(request, org_id, request_id, made_at)
     if known is not None:
         return known
     spools = services(request).spool.directory.parent
@@ -86,7 +85,7 @@ async def look_up(request: AuthenticatedRequest, asked: str) -> KnownAttempts | 
     running = [each.recovered() for each in unshipped.open]
     events = [each for each in (*unshipped.closed, *running) if each.attempt.org == org_id]
     if not events:
-        return await in_books(request, request_id, made_at)
+        return await in_books(request, org_id, request_id, made_at)
     costs = [rate(each.quantities, each.attempt.prices) for each in events if each.kind == "usage"]
     return KnownAttempts(
         events=events,
@@ -96,10 +95,10 @@ async def look_up(request: AuthenticatedRequest, asked: str) -> KnownAttempts | 
 
 
 async def in_books(
-    request: AuthenticatedRequest, request_id: str, made_at: float
+    request: AuthenticatedRequest, org_id: str, request_id: str, made_at: float
 ) -> KnownAttempts | None:
     async with services(request).system_db.connect() as conn:
-        record = await find_record(conn, request.user.org_id, request_id, made_at)
+        record = await find_record(conn, org_id, request_id, made_at)
     if record is None:
         return None
     return KnownAttempts(

@@ -275,5 +275,5 @@ class OwnKey(msgspec.Struct, frozen=True):
     data: KeyData
 
 
-def encode(thing: GenerationView | OwnKey) -> bytes:
+def encode(thing: msgspec.Struct) -> bytes:
     return _encoder.encode(thing)

@@ -4,6 +4,7 @@ in its customer's view. On a running worker, over HTTP."""
 from __future__ import annotations
 
 import asyncio
+import csv
 import json
 import time
 from collections.abc import Iterator
@@ -14,10 +15,12 @@ from typing import Any
 import pytest
 import requests
 import sqlalchemy as sa
+from click.testing import CliRunner
 
 from billing.credits.lines import sweep
 from billing.ledger.spend_totals import hold_books
 from billing.money import usd
+from gateway.cli.main import tollgate
 from gateway.ids import uuid7
 from tests.databases import Databases
 from tests.gateway.routes.openapi.fresh import fresh_worker
@@ -281,3 +284,99 @@ def test_a_key_sees_what_it_may_spend_and_has_spent(worker: Running) -> None:
     assert Decimal(said["limit_remaining"]) == found["limit_remaining"]
     assert (said["limit"], said["currency"]) == ("1", "USD")
     assert found["rate_limit"]["requests"] == -1
+
+
+def listed(worker: Running, query: str, key: str | None = None) -> Any:
+    answer = get(worker, key or worker.everything, f"/v1/requests?{query}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_requests_are_listed_by_what_they_were_and_shown_whole(worker: Running) -> None:
+    made = worker.post("/v1/admin/keys", name="logged", project_id=worker.project_id)
+    tagged = {"x-tollgate-tags": "team=logged"}
+    ids = [ask(worker, made["value"], stream=True, **tagged).headers["x-request-id"]]
+    ids.append(ask(worker, made["value"], stream=False).headers["x-request-id"])
+    wrong = ask(worker, made["value"], stream=False, **{"x-tollgate-cost": "perhaps"})
+    ids.append(wrong.headers["x-request-id"])
+    for each in ids:
+        noted(worker, each)
+    of_key = f"api_key_id={made['id']}"
+    whole = listed(worker, of_key)
+    assert [each["id"] for each in whole["data"]] == ids[::-1] and not whole["has_more"]
+    page, seen = listed(worker, f"{of_key}&limit=1"), []
+    while page["has_more"]:
+        seen += page["data"]
+        page = listed(worker, f"{of_key}&limit=1&after={page['last_id']}")
+    assert [*seen, *page["data"]] == whole["data"]
+    refused, plain, streamed = whole["data"]
+    for query, found in (
+        ("tag=team%3Dlogged", [streamed]),
+        (f"{of_key}&status=400", [refused]),
+        (f"{of_key}&outcome=ok", [plain, streamed]),
+        (f"{of_key}&min_cost={plain['cost']['amount']}", [plain, streamed]),
+        (f"{of_key}&min_cost=1000", []),
+        (f"{of_key}&min_ttft_ms=0.001", [streamed]),
+        (f"{of_key}&lane=batch", []),
+        (f"{of_key}&model=far&project_id={worker.project_id}", [refused, plain, streamed]),
+        (f"{of_key}&end_time={int(time.time()) - 3600}", []),
+        (f"id={ids[0]}", [streamed]),
+        ("batch_id=batch_1", []),
+    ):
+        assert listed(worker, query)["data"] == found, query
+    assert (streamed["api_key_name"], streamed["tags"]) == ("logged", {"team": "logged"})
+    bill = booked(worker, made["value"], ids[0])
+    answer = get(worker, worker.everything, f"/v1/requests/{ids[0]}")
+    assert answer.status_code == 200, answer.text
+    one = json.loads(answer.text)
+    assert one["log"] == streamed and one["bill"] == bill
+    assert one["bill"]["cost"] == streamed["cost"]["amount"]
+    assert {"authenticate", "admit", "attempt", "settle"} <= {
+        each["name"] for each in one["stages"]
+    }
+
+
+def test_who_may_not_read_the_bill_lists_no_requests(worker: Running, key: str) -> None:
+    assert get(worker, key, "/v1/requests").status_code == 403
+    assert get(worker, key, f"/v1/requests/req_{uuid7().hex}").status_code == 403
+    for missing in (f"req_{uuid7().hex}", "req_1", "x"):
+        assert get(worker, worker.everything, f"/v1/requests/{missing}").status_code == 404
+    for query, param in (
+        ("after=x", "after"),
+        ("id=x", "id"),
+        ("tag=x", "tag"),
+        ("min_cost=-1", "min_cost"),
+        ("min_cost=x", "min_cost"),
+        ("min_duration_ms=-1", "min_duration_ms"),
+        ("limit=101", "limit"),
+        ("outcome=odd", "outcome"),
+        ("nothing=1", "nothing"),
+    ):
+        refused = get(worker, worker.everything, f"/v1/requests?{query}")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), query
+
+
+def test_the_command_line_lists_and_shows_requests(worker: Running, key: str) -> None:
+    request_id = ask(worker, key, stream=True).headers["x-request-id"]
+    noted(worker, request_id)
+    cost = booked(worker, key, request_id)["cost"]
+
+    def run(*words: str) -> str:
+        target = ("--url", worker.url, "--key", worker.everything)
+        done = CliRunner().invoke(tollgate, ["requests", *words, *target])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    asked = ("list", "last", "1h", "--model", "far", "--outcome", "ok")
+    table = run(*asked)
+    assert table.startswith("AT ") and request_id in table
+    found = [json.loads(line) for line in run(*asked, "--json").splitlines()]
+    assert request_id in {each["id"] for each in found}
+    [row] = [each for each in csv.DictReader(run(*asked, "--csv").splitlines())
+             if each["id"] == request_id]  # fmt: skip
+    assert row["amount"] == cost and float(row["ttft_ms"]) > 0
+    assert "No requests like these" in run("list", "--min-cost", "1000")
+    shown = run("show", request_id)
+    assert cost in shown and "authenticate" in shown and "uncached input" in shown
+    assert json.loads(run("show", request_id, "--json"))["bill"]["cost"] == cost
+    assert run("show", request_id, "--csv").startswith("name,about,began_ms,took_ms,outcome")
