@@ -35,8 +35,9 @@ def to_time(seconds: float) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (UTC), level, process, request and trace (where it is about one),
-    logger, message, pid, and the exception if any. `process`: the name of this one."""
+    """One object a line: time (UTC), level, process; where it is about a request that and its
+    trace, and the client's where that is another; logger, message, pid, and the exception if any.
+    `process`: the name of this one."""
 
     def __init__(self, process: str = "") -> None:
         super().__init__()
@@ -50,6 +51,8 @@ class JsonFormatter(logging.Formatter):
         }
         if (context := LOG_CONTEXT.get()) is not None:
             line |= {"request": context.request, "trace": context.trace}
+            if theirs := context.link.trace:
+                line["client_trace"] = theirs
         line |= {"logger": record.name, "message": record.getMessage(), "pid": record.process}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

@@ -7,6 +7,7 @@ from contextvars import Context, ContextVar, copy_context
 
 from foundation.stages import Stage, Stages, new_span_id
 from foundation.trace_context import (
+    NO_CLIENT_TRACE,
     TRACE_HEADERS,
     ClientTrace,
     TracePolicy,
@@ -19,12 +20,12 @@ MAX_NAMED_BYTES = 1024
 
 class LogContext:
     """Names the request that a task works for. `request`: its id, `req_` and 32 hex digits, of
-    which a trace is made where the client named none. `headers`: what the client sent; they are
-    looked through once somebody asks for the trace, not before. `policy`: which traces are recorded
-    and passed on; None: none. `stages`: those of the request.
+    which a trace is made where none is continued. `headers`: what the client sent; they are looked
+    through once somebody asks for the trace, not before. `policy`: which traces are recorded and
+    passed on; None: none. `stages`: those of the request.
     """
 
-    __slots__ = ("_client", "_headers", "_is_sampled", "policy", "request", "stages")
+    __slots__ = ("_client", "_headers", "_is_sampled", "_span_id", "policy", "request", "stages")
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class LogContext:
         self._headers = headers
         self._client: ClientTrace | None = None
         self._is_sampled: bool | None = None
+        self._span_id = 0
 
     @property
     def client(self) -> ClientTrace:
@@ -55,9 +57,28 @@ class LogContext:
             )
 
     @property
+    def parent(self) -> ClientTrace:
+        """The trace that is continued: the client's where it is trusted, or where nothing is
+        recorded."""
+        policy = self.policy
+        return self.client if policy is None or policy.trusts_clients else NO_CLIENT_TRACE
+
+    @property
+    def link(self) -> ClientTrace:
+        """The trace that is not continued, but named: the client's where it is not trusted."""
+        return self.client if self.parent is NO_CLIENT_TRACE else NO_CLIENT_TRACE
+
+    @property
     def trace(self) -> str:
         """The trace id, 32 hex digits."""
-        return self.client.trace or self.request[-32:]
+        return self.parent.trace or self.request[-32:]
+
+    @property
+    def span_id(self) -> int:
+        """The id of the span that stands for all of it."""
+        if not self._span_id:
+            self._span_id = new_span_id()
+        return self._span_id
 
     @property
     def is_sampled(self) -> bool:
@@ -98,7 +119,7 @@ def outgoing_trace(stage: Stage | None, destination: str) -> dict[str, str]:
     if not stage.span_id:
         stage.span_id = new_span_id()
     parent = traceparent(context.trace, stage.span_id, is_sampled=context.is_sampled)
-    state = context.client.state
+    state = context.parent.state
     return {"traceparent": parent, "tracestate": state} if state else {"traceparent": parent}
 
 

@@ -1,8 +1,9 @@
 """Reads and writes the context of a trace (W3C Trace Context), and decides what is recorded.
 
-A client may name the trace that its request belongs to, and whether that is recorded. The first is
-believed; the second only so many times a second, so that no client decides what tracing costs.
-`baggage` is never read.
+A client may name the trace that its request belongs to, and whether that is recorded. Who does not
+trust its clients begins a trace of its own, which names theirs by a link: else whoever guesses or
+overhears an id writes into somebody else's trace. That it is recorded is believed only so many
+times a second, so that no client decides what tracing costs. `baggage` is never read.
 """
 
 from __future__ import annotations
@@ -95,24 +96,32 @@ class TracePolicy:
 
     `ratio`: of the requests whose clients name no trace. A trace that a client records is recorded
     here, too, as long as `client_sampled_per_s` of them are not reached, and by `ratio` beyond
-    that; one that it does not record is not. `send_to`: destinations that get the context of a
+    that. `trusts_clients`: a request continues the trace that its client names, and is not recorded
+    where that is not; else that trace is linked to, and the request is sampled as all others are.
+    `send_to`: destinations that get the context of a
     trace: a model, `mcp/` and the name of a server; `*` and `mcp/*` are all of them.
     """
 
     def __init__(
-        self, *, ratio: float, client_sampled_per_s: float = 0.0, send_to: Collection[str] = ()
+        self,
+        *,
+        ratio: float,
+        client_sampled_per_s: float = 0.0,
+        trusts_clients: bool = False,
+        send_to: Collection[str] = (),
     ) -> None:
+        self.trusts_clients = trusts_clients
         self._below: int = round(ratio * 16**RANDOM_DIGITS)
         self._of_clients = TokenBucket(client_sampled_per_s)
         self._send_to = frozenset(send_to)
 
     def samples(self, request: str, client: ClientTrace) -> bool:
         """Decide about a request, once. `request`: its id, which no client chooses."""
-        if client.trace:
-            if not client.is_sampled:
-                return False
+        if client.is_sampled:
             if self._of_clients.take():
                 return True
+        elif client.trace and self.trusts_clients:
+            return False
         return int(request[-RANDOM_DIGITS:], 16) < self._below
 
     def sends_to(self, destination: str) -> bool:

@@ -267,6 +267,7 @@ def open_access_log(
         policy = TracePolicy(
             ratio=traces.ratio,
             client_sampled_per_s=traces.client_sampled_per_s,
+            trusts_clients=traces.trust == "clients",
             send_to=traces.send_context_to,
         )
 

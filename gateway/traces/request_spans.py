@@ -2,9 +2,10 @@
 
 Made of what the access log knows, in its thread, when all has ended; so which requests are kept
 beside those that were sampled can be decided by how they ended, and a request itself pays nothing.
-A trace continues that of the client, or begins one by the digits of the request's id, which is the
-`trace` of each line of a log. Nothing of a prompt, an answer or an argument is in it, but where a
-project stores contents: then the last attempt has them, as far as they are stored.
+A trace is the client's where it is trusted, or its id is the digits of the request's id and the
+client's is linked to: the `trace` of each line of a log. Nothing of a prompt, an answer or an
+argument is in it, but where a project stores contents: then the last attempt has them, as far as
+they are stored.
 """
 
 from __future__ import annotations
@@ -17,12 +18,20 @@ from msgspec import UNSET
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace import (
+    Link,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+)
 
 from billing.events import COMPONENTS, UsageEvent
 from billing.pricing.rating import rate
 from foundation.stages import Stage, new_span_id
-from foundation.trace_context import TokenBucket
+from foundation.trace_context import ClientTrace, TokenBucket
 from gateway.mcp.service.service import own_version
 from gateway.request_log.answers import NotedAnswer
 from gateway.routes.asgi.access_log import AccessLine
@@ -37,7 +46,7 @@ MAX_KEPT_PER_S = 50.0
 """How many traces a second are kept for how they ended: when all requests fail, a worker does not
 work for its traces alone."""
 SCOPE = InstrumentationScope(names.TOLLGATE)
-SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+SAMPLED, NOT_SAMPLED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
 FAILED, FINE = Status(StatusCode.ERROR), Status(StatusCode.UNSET)
 NO_FAILURE = frozenset(("", "left", "asked"))
 """Outcomes of stages that are nobody's error: the client is gone, or answers first."""
@@ -89,8 +98,8 @@ class RequestSpans:
     def _spans_of(self, answer: NotedAnswer, line: AccessLine, kept_for: str) -> list[ReadableSpan]:
         context = answer.context
         assert context is not None
-        client, trace = context.client, int(context.trace, 16)
-        state = TraceState.from_header([client.state]) if client.state else None
+        client, trace = context.parent, int(context.trace, 16)
+        state = state_of(client)
 
         def named(span_id: int) -> SpanContext:
             return SpanContext(trace, span_id, False, SAMPLED, state)
@@ -98,7 +107,7 @@ class RequestSpans:
         parent = None
         if client.parent:
             parent = SpanContext(trace, int(client.parent, 16), True, SAMPLED, state)
-        top, times = named(new_span_id()), StageTimes(answer)
+        top, times = named(context.span_id), StageTimes(answer)
         attributes = request_attributes(line) | {names.KEPT_FOR: kept_for}
         if context.stages.num_left_out:
             attributes[names.LEFT_OUT] = context.stages.num_left_out
@@ -109,6 +118,7 @@ class RequestSpans:
                 parent,
                 self._resource,
                 attributes,
+                links=links_to(context.link),
                 kind=SpanKind.SERVER,
                 status=FAILED if line.status >= 500 else FINE,
                 start_time=times.began_ns,
@@ -161,6 +171,19 @@ def recording_spans(
             slow_s=config.slow_s,
             with_content=with_content,
         ).record
+
+
+def state_of(named: ClientTrace) -> TraceState | None:
+    return TraceState.from_header([named.state]) if named.state else None
+
+
+def links_to(named: ClientTrace) -> tuple[Link, ...]:
+    """Return the link to a trace that is not continued; none where none is named."""
+    if not named.trace:
+        return ()
+    flags = SAMPLED if named.is_sampled else NOT_SAMPLED
+    there = (int(named.trace, 16), int(named.parent, 16))
+    return (Link(SpanContext(*there, True, flags, state_of(named))),)
 
 
 class StageTimes:

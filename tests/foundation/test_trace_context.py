@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Mapping
 
 import pytest
 
+from foundation.logs import JsonFormatter
 from foundation.request_context import LOG_CONTEXT, LogContext, note_client_trace, outgoing_trace
 from foundation.stages import Stages
 from foundation.trace_context import ClientTrace, TokenBucket, TracePolicy, read_trace
@@ -52,7 +55,10 @@ def test_a_share_of_the_requests_is_recorded_whatever_their_clients_choose() -> 
     assert 800 < plain < 1200
     # One trace id for all, which says that it is recorded: the share is the same.
     assert sum(policy.samples(each, SAMPLED) for each in requests) == plain
-    assert not any(policy.samples(each, SAMPLED._replace(is_sampled=False)) for each in requests)
+    unsampled = SAMPLED._replace(is_sampled=False)
+    assert sum(policy.samples(each, unsampled) for each in requests) == plain
+    trusting = TracePolicy(ratio=0.25, trusts_clients=True)
+    assert not any(trusting.samples(each, unsampled) for each in requests)
     assert all(TracePolicy(ratio=1).samples(each, ClientTrace()) for each in requests)
     assert not any(TracePolicy(ratio=0).samples(each, ClientTrace()) for each in requests)
 
@@ -86,7 +92,7 @@ def test_the_context_goes_where_the_operator_says(send_to: tuple[str, ...], told
 async def test_what_is_sent_continues_the_trace_below_its_stage() -> None:
     stage = Stages().begin("attempt", "m/0")
     assert outgoing_trace(stage, "m") == {}, "no request, no trace"
-    policy = TracePolicy(ratio=0, client_sampled_per_s=1, send_to=["m"])
+    policy = TracePolicy(ratio=0, client_sampled_per_s=1, trusts_clients=True, send_to=["m"])
     LOG_CONTEXT.set(context := LogContext(REQUEST, SENT, policy))
     sent = outgoing_trace(stage, "m")
     assert sent == {
@@ -100,6 +106,21 @@ async def test_what_is_sent_continues_the_trace_below_its_stage() -> None:
     assert outgoing_trace(stage, "m") == {
         "traceparent": f"00-{REQUEST[-32:]}-{stage.span_id:016x}-00"
     }
+
+
+async def test_the_trace_of_a_client_that_is_not_trusted_is_linked_to_and_goes_nowhere() -> None:
+    policy = TracePolicy(ratio=0, client_sampled_per_s=1, send_to=["m"])
+    LOG_CONTEXT.set(context := LogContext(REQUEST, SENT, policy))
+    stage = Stages().begin("attempt", "m/0")
+    assert outgoing_trace(stage, "m") == {
+        "traceparent": f"00-{REQUEST[-32:]}-{stage.span_id:016x}-01"
+    }
+    assert (context.trace, context.parent.trace) == (REQUEST[-32:], "")
+    assert (context.link.trace, context.link.parent) == (TRACE, PARENT)
+    line = logging.LogRecord("x", logging.INFO, "", 0, "said", None, None)
+    said = json.loads(JsonFormatter().format(line))
+    assert (said["trace"], said["client_trace"]) == (REQUEST[-32:], TRACE)
+    assert LogContext(REQUEST, (), policy).link.trace == ""
 
 
 @pytest.mark.parametrize(

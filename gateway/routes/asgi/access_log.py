@@ -41,6 +41,8 @@ class AccessLine(Struct):
     duration_ms: float
     request: str | UnsetType = UNSET
     trace: str | UnsetType = UNSET
+    client_trace: str | UnsetType = UNSET
+    """The trace that the client named, where it is not continued."""
     key: str | UnsetType = UNSET
     org: str | UnsetType = UNSET
     model: str | UnsetType = UNSET
@@ -102,6 +104,7 @@ class AccessLog:
         )
         if answer.context is not None:
             line.request, line.trace = answer.context.request, answer.context.trace
+            line.client_trace = answer.context.link.trace or UNSET
         if answer.principal is not None:
             line.key, line.org = answer.principal.key_id, answer.principal.org_id
         if answer.model:

@@ -121,8 +121,8 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     object: str = "request"
-    created_at: float
-    """Unix seconds, to the millisecond."""
+    created_at: int
+    """Unix seconds; its id has the milliseconds."""
     project_id: str
     project_name: str | None
     api_key_id: str
@@ -160,7 +160,7 @@ class RequestList(msgspec.Struct, frozen=True, kw_only=True):
     first_id: str | None
     last_id: str | None
     has_more: bool
-    looked_until: float | None
+    looked_until: int | None
 
 
 class WholeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,7 +281,7 @@ def to_list(found: FoundPage) -> RequestList:
         first_id=data[0].id if data else None,
         last_id=found.after or (data[-1].id if data else None),
         has_more=found.after is not None,
-        looked_until=None if found.looked_until is None else found.looked_until.timestamp(),
+        looked_until=None if found.looked_until is None else int(found.looked_until.timestamp()),
     )
 
 
@@ -291,7 +291,7 @@ def to_view(row: FoundRequest) -> RequestView:
         cache = RequestCache(cause=row.cache_cause, position=row.cache_position)
     return RequestView(
         id=f"req_{row.id}",
-        created_at=row.at.timestamp(),
+        created_at=int(row.at.timestamp()),
         project_id=row.project,
         project_name=row.project_name,
         api_key_id=row.key,

@@ -28,7 +28,8 @@ from tests.gateway.routes.asgi.test_access_log import CHAT, REQUEST, billed
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SENT = ((b"traceparent", f"00-{TRACE}-{PARENT}-01".encode()), (b"tracestate", b"a=1"))
-ALL, NONE = TracePolicy(ratio=1, client_sampled_per_s=100), TracePolicy(ratio=0)
+ALL = TracePolicy(ratio=1, client_sampled_per_s=100, trusts_clients=True)
+NONE, STRANGERS = TracePolicy(ratio=0), TracePolicy(ratio=1)
 BEGAN_AT, ENDED_AT, DURATION_S = 50.0, 1_000.0, 1.5
 """The begin on the clock of stages, the end in Unix seconds."""
 
@@ -150,6 +151,19 @@ def test_a_request_is_a_span_in_the_trace_of_its_client() -> None:
     }
     [own] = spans_of(answered(LogContext(REQUEST, (), ALL), who=None))
     assert (f"{own.context.trace_id:032x}", own.parent) == (REQUEST[-32:], None)
+
+
+def test_the_trace_of_a_client_that_is_not_trusted_is_linked_to() -> None:
+    context = LogContext(REQUEST, SENT, STRANGERS)
+    [span] = spans_of(answered(context))
+    assert (f"{span.context.trace_id:032x}", span.parent) == (REQUEST[-32:], None)
+    assert span.context.trace_state.to_header() == ""
+    [link] = span.links
+    assert (f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") == (TRACE, PARENT)
+    assert link.context.is_remote and link.context.trace_state.to_header() == "a=1"
+    log = AccessLog(LogsConfig(), Telemetry(models=["m"]), lambda _: None, process="worker-0")
+    line = log.to_line(answered(context))
+    assert (line.trace, line.client_trace) == (REQUEST[-32:], TRACE)
 
 
 def test_each_stage_is_a_span_below_it() -> None:

@@ -48,7 +48,8 @@ def configure(home: Path, upstream: Upstream, collector: Taken) -> Path:
             f'[[model]]\nname = "{name}"\nupstream = "{upstream.base_url}"\n'
             for name in ("told", "untold")
         )
-        + f'[traces]\nendpoint = "{collector.url}"\nratio = 0\nsend_context_to = ["told"]\n'
+        + f'[traces]\nendpoint = "{collector.url}"\nratio = 0\ntrust = "clients"\n'
+        + 'send_context_to = ["told"]\n'
     )
     return config
 

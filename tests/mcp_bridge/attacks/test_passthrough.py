@@ -144,7 +144,9 @@ async def test_a_server_that_may_know_it_hears_of_the_trace_and_of_nothing_else(
     }
     async with attacked(redis, server) as client:
         for send_to in ((), ("mcp/another",), ("mcp/*",)):
-            policy = TracePolicy(ratio=1, client_sampled_per_s=9, send_to=send_to)
+            policy = TracePolicy(
+                ratio=1, client_sampled_per_s=9, trusts_clients=True, send_to=send_to
+            )
             LOG_CONTEXT.set(context := LogContext("req_" + "1" * 32, (), policy))
             message, headers = modern("prompts/get", {"name": "p"})
             message["params"]["_meta"] |= sent
