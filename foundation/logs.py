@@ -51,7 +51,7 @@ class JsonFormatter(logging.Formatter):
         }
         if (context := LOG_CONTEXT.get()) is not None:
             line |= {"request": context.request, "trace": context.trace}
-            if theirs := context.link.trace:
+            if theirs := context.client_trace:
                 line["client_trace"] = theirs
         line |= {"logger": record.name, "message": record.getMessage(), "pid": record.process}
         if record.exc_info:

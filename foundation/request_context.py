@@ -22,18 +22,27 @@ class LogContext:
     """Names the request that a task works for. `request`: its id, `req_` and 32 hex digits, of
     which a trace is made where none is continued. `headers`: what the client sent; they are looked
     through once somebody asks for the trace, not before. `policy`: which traces are recorded and
-    passed on; None: none. `stages`: those of the request.
+    passed on; None: none. `made_by`: the span of an earlier request that made this work, which has
+    a trace of its own. `stages`: those of the request.
     """
 
-    __slots__ = ("_client", "_headers", "_is_sampled", "_span_id", "policy", "request", "stages")
+    __slots__ = (
+        *("_client", "_headers", "_is_sampled", "_own_trace", "_span_id"),
+        *("made_by", "policy", "request", "stages"),
+    )
 
     def __init__(
         self,
         request: str,
         headers: Iterable[tuple[bytes, bytes]] = (),
         policy: TracePolicy | None = None,
+        *,
+        made_by: ClientTrace = NO_CLIENT_TRACE,
+        own_trace: str = "",
     ) -> None:
+        """`own_trace`: the trace's id, where the request's would not be its own."""
         self.request, self.policy, self.stages = request, policy, Stages()
+        self.made_by, self._own_trace = made_by, own_trace
         self._headers = headers
         self._client: ClientTrace | None = None
         self._is_sampled: bool | None = None
@@ -65,13 +74,21 @@ class LogContext:
 
     @property
     def link(self) -> ClientTrace:
-        """The trace that is not continued, but named: the client's where it is not trusted."""
-        return self.client if self.parent is NO_CLIENT_TRACE else NO_CLIENT_TRACE
+        """The trace that is not continued, but named: that of the request which made this work, or
+        the client's where it is not trusted."""
+        if self.made_by.trace or self.parent.trace:
+            return self.made_by
+        return self.client
 
     @property
     def trace(self) -> str:
         """The trace id, 32 hex digits."""
-        return self.parent.trace or self.request[-32:]
+        return self.parent.trace or self._own_trace or self.request[-32:]
+
+    @property
+    def client_trace(self) -> str:
+        """The id of the trace that the client named, where it is not continued."""
+        return "" if self.parent.trace else self.client.trace
 
     @property
     def span_id(self) -> int:
@@ -89,6 +106,19 @@ class LogContext:
             self._is_sampled = policy is not None and policy.samples(self.request, self.client)
         return self._is_sampled
 
+    def for_later(self, trace: str) -> LogContext:
+        """Return the context of what goes on for the request after its answer, in a trace of its
+        own that is recorded if this one is."""
+        maker = made_by(self.traceparent) if self.policy is not None else NO_CLIENT_TRACE
+        later = LogContext(self.request, (), self.policy, made_by=maker, own_trace=trace)
+        later._is_sampled = self.is_sampled
+        return later
+
+    @property
+    def traceparent(self) -> str:
+        """The header that names the span which stands for all of it."""
+        return traceparent(self.trace, self.span_id, is_sampled=self.is_sampled)
+
 
 LOG_CONTEXT: ContextVar[LogContext | None] = ContextVar("log_context", default=None)
 """A task inherits it from the one that makes it."""
@@ -105,6 +135,17 @@ def current_stages() -> Stages:
     """Return the stages of the request that this task works for; new ones if it does for none."""
     context = LOG_CONTEXT.get()
     return Stages() if context is None else context.stages
+
+
+def current_traceparent() -> str | None:
+    """Return what names the request of this task in a trace; None: nothing is recorded."""
+    context = LOG_CONTEXT.get()
+    return None if context is None or context.policy is None else context.traceparent
+
+
+def made_by(named: str | None) -> ClientTrace:
+    """Read what `current_traceparent` returned for an earlier request."""
+    return read_trace([(b"traceparent", named.encode())]) if named else NO_CLIENT_TRACE
 
 
 def outgoing_trace(stage: Stage | None, destination: str) -> dict[str, str]:

@@ -26,18 +26,20 @@ StageName = Literal[
     "decode",
     "tool_call",
     "mcp_request",
+    "mcp_message",
     "settle",
 ]
 """`read`: the body comes and is understood. `prepare`: it becomes token ids. `admit`: the limits
 are asked. `attempt`: one try on one replica; `queue`, `prefill` and `decode` are parts of it.
-`tool_call`, `mcp_request`: an MCP server is asked. `settle`: the limits hear what was used."""
+`tool_call`, `mcp_request`: an MCP server is asked. `mcp_message`: what a client of the MCP bridge
+asks is answered. `settle`: the limits hear what was used."""
 MAX_STAGES = 256
 """How many are kept of one request; a loop of tools has some for each round and each call."""
 
 
 class Stage(msgspec.Struct, gc=False):
     """One stage, as long as a `with` block. `about`: what it was done with: of an attempt the name
-    of the replica, of a call `server/tool`."""
+    of the replica, of a call `server/tool`, of a message its method and what that names."""
 
     name: StageName
     began_at: float
@@ -50,7 +52,7 @@ class Stage(msgspec.Struct, gc=False):
     within: Stage | None = None
     """The attempt that it is a part of."""
     ref: str = ""
-    """The id of an attempt in the books."""
+    """The id of an attempt in the books, or of an MCP message, as its client gave it."""
     cache_cause: str = ""
     """Why an attempt read so much from a cache and no more."""
     span_id: int = 0

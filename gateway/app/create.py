@@ -229,6 +229,7 @@ async def lifespan(app: Litestar) -> AsyncIterator[None]:
         app.state.access_log = app.state.open_access_log(
             stack, services.telemetry, services.request_log, services.content_log
         )
+        note_work(services, app.state.access_log)
         # They end first: one that goes on opens a connection to a store that is closed already.
         for periodic in (
             services.periodic_observation(),
@@ -281,6 +282,12 @@ def open_access_log(
         settings.logs, telemetry, write, process=process, on_answer=on_answer, policy=policy
     )
     return stack.enter_context(made.running())
+
+
+def note_work(services: Services, log: AccessLog) -> None:
+    """Let the log hear of what is done for no HTTP request of its own."""
+    services.batches.tell(log.note, log.policy)
+    services.responses.background.note = log.note
 
 
 def begin_drain(services: Services, timeout_s: float) -> None:

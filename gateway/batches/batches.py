@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from foundation.request_context import current_traceparent
 from gateway.audit.log import Actor, record
 from gateway.batches.sealing import METADATA
 from gateway.batches.states import MESSAGES, may_cancel, shape_of
@@ -74,6 +75,7 @@ async def create_batch(
         num_total=num_total,
         tags=dict(tags) if tags else None,
         status="validating",
+        traceparent=current_traceparent(),
         expires_at=sa.func.now() + WINDOWS[completion_window],
     )
     made = Batch(**(await conn.execute(added.returning(*COLUMNS))).one()._mapping)

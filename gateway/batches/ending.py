@@ -22,7 +22,14 @@ from gateway.batches.lines import MAX_ENDED_AT_ONCE, EndedLine
 from gateway.batches.running import LineAccount, refused
 from gateway.db import DATABASE_ERRORS
 from gateway.http_errors.table import SERVER, http_error
-from gateway.request_log.answers import NotedAnswer, RequestOwner, sum_up, to_row
+from gateway.request_log.answers import (
+    Note,
+    NotedAnswer,
+    RequestOwner,
+    note_nothing,
+    sum_up,
+    to_row,
+)
 from gateway.request_log.content_log import ContentLog
 from gateway.request_log.rows import RequestRow
 from gateway.request_log.writer import RequestLog
@@ -55,8 +62,14 @@ class PendingEnd(msgspec.Struct, frozen=True):
             batch=line.batch_id,
             tags=line.tags,
         )
-        billed = (event for event in self.ended.events if event.kind == "usage")
-        return to_row(owner, self.noted._replace(status=str(self.ended.status)), *sum_up(billed))
+        answer = self.answer
+        return to_row(owner, answer, *sum_up(answer.billed))
+
+    @property
+    def answer(self) -> NotedAnswer:
+        """Return it as an answer: what it used is what is booked."""
+        billed = [event for event in self.ended.events if event.kind == "usage"]
+        return self.noted._replace(status=str(self.ended.status), bills=billed)
 
 
 class LineEnder:
@@ -81,6 +94,8 @@ class LineEnder:
         self._waiting: list[PendingEnd] = []
         """Lines that wait for their end to be booked; there are no more than run at once."""
         self._filled = asyncio.Event()
+        self.note: Note = note_nothing
+        """Hears of each line that has ended here."""
 
     async def end(self, ended: EndedLine, account: LineAccount, noted: NotedAnswer) -> None:
         """End a line. `noted`: it as an answer, whose status is the line's."""
@@ -140,6 +155,7 @@ class LineEnder:
             for callback in each.account.kept:
                 await callback()
             await self._store_content(each, rows[each.ended.line.place])
+            self.note(each.answer)
         await self._tell([event for each in kept for event in each.events])
 
     async def _store_content(self, each: PendingEnd, row: RequestRow) -> None:

@@ -39,6 +39,8 @@ class LeasedLine(msgspec.Struct, frozen=True, kw_only=True):
     key_id: str
     endpoint: str
     tags: dict[str, str] | None
+    traceparent: str | None
+    """The span of the request that made its batch; None: it is in no trace."""
     custom_id: str
     body: bytes
     is_readable: bool = True
@@ -110,7 +112,7 @@ _LEASE = sa.text("""
     WHERE l.batch_id = named.batch_id AND l.number = named.number AND b.id = l.batch_id
         AND b.status = 'in_progress'
     RETURNING l.batch_id, l.number, l.org_id, b.project_id, b.key_id, b.endpoint, b.tags,
-        l.custom_id, l.body, l.secret_id, l.losses, l.request_id,
+        b.traceparent, l.custom_id, l.body, l.secret_id, l.losses, l.request_id,
         named.request_id AS lost_request_id
 """)
 _PLACES = """

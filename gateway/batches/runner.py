@@ -17,8 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.errors import SpoolError
 from billing.ingestion.shipper import OnBooked
 from foundation.periodic import Periodic
-from foundation.request_context import LOG_CONTEXT, LogContext
+from foundation.request_context import LOG_CONTEXT, LogContext, made_by
 from foundation.tasks import end_tasks
+from foundation.trace_context import TracePolicy
 from gateway.auth.bearer.api_keys import principal_of
 from gateway.auth.errors import AuthError, MissingScope
 from gateway.batches import lines, steward
@@ -41,7 +42,7 @@ from gateway.lru import Lru
 from gateway.permissions import may
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.request_errors import UnknownModel
-from gateway.request_log.answers import NotedAnswer
+from gateway.request_log.answers import Note, NotedAnswer
 from gateway.request_log.content_log import ContentLog
 from gateway.request_log.writer import RequestLog
 from gateway.secret import Cipher
@@ -118,6 +119,7 @@ class BatchRunner:
         self._attended: dict[asyncio.Task[None], Batch] = {}
         self.breakers = CircuitBreakers(clock)
         self._is_leaving = False
+        self._policy: TracePolicy | None = None
         self._renewed_at = time.monotonic()
         self._swept_at = -math.inf
         self._looking = Periodic(
@@ -133,6 +135,10 @@ class BatchRunner:
     def start(self) -> None:
         self._looking.start()
         self._ending = asyncio.create_task(self._ender.end_forever(), name="end lines")
+
+    def tell(self, note: Note, policy: TracePolicy | None) -> None:
+        """Tell `note` of each line that ends here. `policy`: which of their traces are recorded."""
+        self._ender.note, self._policy = note, policy
 
     def wake(self) -> None:
         """Look now: there may be something to do."""
@@ -238,7 +244,7 @@ class BatchRunner:
     async def _run(self, line: LeasedLine) -> None:
         """Run a line; one that fails here is leased to whoever comes next. What is logged of it, in
         this task of its own, names its request."""
-        context = LogContext(line.request_id)
+        context = LogContext(line.request_id, (), self._policy, made_by=made_by(line.traceparent))
         LOG_CONTEXT.set(context)
         try:
             await self._run_line(line, context, time.perf_counter())
@@ -340,6 +346,7 @@ def noted(
         meter=meter,
         client=None,
         began_at=began_at,
+        kind="batch",
     )
 
 

@@ -1,7 +1,8 @@
 """Defines the tables of batches. A batch says what it is asked and what has become of it; a line is
 one of its requests, and, once it has ended, its answer. What a line used stands in the books by
 `event_id`, put there in the transaction that ends the line: neither is ever there without the
-other. What tenants wrote and were answered is sealed (`sealing`)."""
+other. `traceparent` names the request that made a batch in its trace. What tenants wrote and were
+answered is sealed (`sealing`)."""
 
 from __future__ import annotations
 
@@ -50,6 +51,7 @@ batches = sa.Table(
     ),
     text("leased_by", nullable=True),
     moment("leased_until"),
+    text("traceparent", nullable=True),
 )
 
 batch_lines = sa.Table(

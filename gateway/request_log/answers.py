@@ -6,8 +6,8 @@ Its times are two: Unix seconds of the end, and `time.perf_counter` for what cam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -29,6 +29,16 @@ MAX_BIGINT = 2**63 - 1
 MICROSECONDS = 1_000_000
 
 
+AnswerKind = Literal["request", "queued", "background", "batch"]
+"""`queued`: the answer says that the work goes on in the background, which is an answer, too, once
+it has ended. `batch`: a line of one."""
+Note = Callable[["NotedAnswer"], object]
+
+
+def note_nothing(_answer: NotedAnswer) -> None:
+    """Stand in for what notes answers, until that is there."""
+
+
 class NotedAnswer(NamedTuple):
     """One request that was answered, as the layer that counts it knows it. `model`: as the client
     wrote it."""
@@ -46,6 +56,15 @@ class NotedAnswer(NamedTuple):
     client: str | None
     began_at: float = 0.0
     """When it began, in seconds of `time.perf_counter` as the stages of its `context` are."""
+    kind: AnswerKind = "request"
+    bills: Sequence[UsageEvent] | None = None
+    """The bills of it; None: those that its meter has."""
+
+    @property
+    def billed(self) -> Sequence[UsageEvent]:
+        if self.bills is not None:
+            return self.bills
+        return () if self.meter is None else self.meter.billed
 
 
 class TokenCounts(Struct, omit_defaults=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -16,20 +17,24 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from foundation.periodic import Periodic
+from foundation.request_context import LOG_CONTEXT, LogContext
 from foundation.tasks import end_tasks
 from gateway.db import DATABASE_ERRORS
 from gateway.http_errors.table import to_http_error
+from gateway.ids import uuid7_hex
 from gateway.inference.calls import GenerationCall
 from gateway.inference.delivery import Delivery
 from gateway.inference.generate import NotAccepting, start
 from gateway.inference.services import GenerationServices
 from gateway.request_errors import TooManyFollowed
+from gateway.request_log.answers import Note, NotedAnswer, note_nothing
 from gateway.responses.events import EventLog, EventRows
 from gateway.responses.kept import ResponseOwner, StoredResponse
 from gateway.responses.running import RunningRows, Within
 from gateway.tools.loop import LoopCall, start_loop
 from gateway.wire.openai_responses.items import Item
 from gateway.wire.openai_responses.to_responses import ResponseEncoder
+from gateway.wire.surfaces import RESPONSES
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +45,9 @@ ENDED = ("completed", "incomplete", "failed")
 ENDING_TRIES = 30
 ENDING_PAUSE_S = 1.0
 """How often, and after which pause, the end of one is tried to be written: it is on the bill."""
+ANSWERED, CANCELLED, LEFT_BEHIND = 200, 499, 500
+"""The statuses by which the end of one is noted, where no error has its own. `LEFT_BEHIND`: its
+worker has gone."""
 CLOSE_TIMEOUT_S = 5.0
 EVENTS_INTERVAL_S = 0.25
 """The events of all responses that this worker runs are written together at this interval."""
@@ -96,6 +104,8 @@ class Background:
             expected=DATABASE_ERRORS,
         )
         self._recover_at = 0.0
+        self.note: Note = note_nothing
+        """Hears of each response that has ended, with what it used."""
 
     def start(self) -> None:
         self._beating.start()
@@ -133,6 +143,7 @@ class Background:
 
         await self._rows.add(created.owner, response, kept, within=all_within)
         told.has_written(first)
+        created.call.meter.is_handed_over = True
         follow = self._follow(created, told)
         task = asyncio.create_task(follow, name=f"background {response.id}")
         self._followers.add(task)
@@ -191,8 +202,9 @@ class Background:
             log.error("%s failed", task.get_name(), exc_info=error)
 
     async def _follow(self, created: StartableResponse, told: EventLog) -> None:
-        encoder = created.encoder
+        encoder, status = created.encoder, LEFT_BEHIND
         response_id = encoder.response.id
+        context = begin_work(created)
         delivery = self._running[response_id] = created.start(self._services)
         self._logs[response_id] = told
         has_begun = False
@@ -202,11 +214,14 @@ class Background:
                 if not has_begun:
                     has_begun = True
                     await self._say_that_it_runs(created)
+            status = ANSWERED if encoder.response.status in ENDED else CANCELLED
         except Exception as error:
             http_error = to_http_error(error)
+            status = http_error.status
             told.add(encoder.fail(status=http_error.status, message=http_error.body.message))
         finally:
             del self._running[response_id], self._logs[response_id]
+            self.note(noted(created, context, status))
         if encoder.response.status in ENDED:  # else it was cancelled, and says so already
             await self._end(created, told)
 
@@ -250,3 +265,34 @@ class Background:
         if now >= self._recover_at:
             self._recover_at = now + RECOVERY_INTERVAL_S
             await self._rows.give_up(LOST_AFTER_S)
+
+
+def begin_work(created: StartableResponse) -> LogContext | None:
+    """Let this task work for what goes on after the answer of its request. None: for no request."""
+    request = LOG_CONTEXT.get()
+    if request is None:
+        return None
+    later = request.for_later(uuid7_hex())
+    LOG_CONTEXT.set(later)
+    created.call.meter.stages = later.stages
+    return later
+
+
+def noted(created: StartableResponse, context: LogContext | None, status: int) -> NotedAnswer:
+    """Judge a response that has ended now, and return it as an answer."""
+    call = created.call
+    call.meter.judge(status)
+    return NotedAnswer(
+        ended_at=time.time(),
+        duration_s=time.perf_counter() - call.meter.received_at,
+        method="POST",
+        route=RESPONSES,
+        status=str(status),
+        context=context,
+        model=call.request.model,
+        principal=call.principal,
+        meter=call.meter,
+        client=None,
+        began_at=call.meter.received_at,
+        kind="background",
+    )

@@ -145,8 +145,8 @@ class TracesConfig(Strict, frozen=True, kw_only=True):
     """The environment variable that holds what the collector wants to be shown:
     `name=value,name=value`."""
     trust: Literal["none", "clients"] = "none"
-    """Whose `traceparent` is continued. None's: a request begins a trace, with a link to the one
-    that its client names; else a tenant writes into another's trace whose id it knows."""
+    """`none`: a request begins a trace, with a link to the one that its client names. `clients`:
+    it continues that one; so a tenant can write into another's trace whose id it knows."""
     ratio: Annotated[float, Meta(ge=0, le=1)] = 0.1
     """How many of the requests are recorded whose clients record no trace."""
     client_sampled_per_s: Annotated[float, Meta(ge=0, le=100_000)] = 10.0

@@ -26,7 +26,7 @@ class RequestMeter:
     ) -> None:
         self._telemetry = telemetry
         self._model = telemetry.label(model)
-        self._received_at = time.perf_counter() if received_at is None else received_at
+        self.received_at = time.perf_counter() if received_at is None else received_at
         self.awaits_write = False
         """True from a stream's first token on, until it is queued to be written."""
         self._last_at: float | None = None
@@ -49,6 +49,8 @@ class RequestMeter:
         """The bills of all generations of the request."""
         self.stages = current_stages()
         """The stages of the request, over all its generations."""
+        self.is_handed_over = False
+        """The request is answered before its work has begun, and who does that notes its end."""
         self._attempt: Stage | None = None
         self._begun_at = 0.0
         """When the replica began to work on it, after its queue."""
@@ -133,7 +135,7 @@ class RequestMeter:
 
     def wrote_first(self) -> None:
         """Note that the first byte is written of what shows the first token."""
-        self.ttft_s = time.perf_counter() - self._received_at
+        self.ttft_s = time.perf_counter() - self.received_at
         self._telemetry.ttft_of(self._model).observe(self.ttft_s)
 
     def promise(self, lane: Lane, slo: Slo) -> None:
@@ -154,7 +156,7 @@ class RequestMeter:
             self._telemetry.tpot_of(self._model).observe(tpot_s)
         served = ServedRequest(
             status,
-            time.perf_counter() - self._received_at,
+            time.perf_counter() - self.received_at,
             self.ttft_s,
             tpot_s,
             sum(each.quantities.output_total for each in self.billed),

@@ -50,6 +50,9 @@ OPENAI: Final = "openai"
 # In development: MCP (semantic-conventions-genai 0.1.0, mcp).
 MCP_METHOD: Final = "mcp.method.name"
 TOOLS_CALL: Final = "tools/call"
+PROMPTS_GET: Final = "prompts/get"
+PROMPT_NAME: Final = "gen_ai.prompt.name"
+JSONRPC_ID: Final = "jsonrpc.request.id"
 
 # Ours.
 TOLLGATE: Final = "tollgate"
@@ -58,6 +61,9 @@ REQUEST_ID: Final = "tollgate.request.id"
 KEY_ID: Final = "tollgate.key.id"
 ORG_ID: Final = "tollgate.org.id"
 MODEL: Final = "tollgate.model"
+WORK: Final = "tollgate.work"
+"""Names work that is done for no HTTP request of its own: `background`, the rest of a response
+after its answer; `batch`, a line of one. It is linked to the request that made it."""
 COST: Final = "tollgate.cost_pico_usd"
 TTFT_MS: Final = "tollgate.ttft_ms"
 QUEUE_MS: Final = "tollgate.queue_ms"

@@ -108,25 +108,27 @@ class RequestSpans:
         if client.parent:
             parent = SpanContext(trace, int(client.parent, 16), True, SAMPLED, state)
         top, times = named(context.span_id), StageTimes(answer)
-        attributes = request_attributes(line) | {names.KEPT_FOR: kept_for}
+        is_work = answer.kind in ("background", "batch")
+        attributes = request_attributes(line, is_work=is_work) | {names.KEPT_FOR: kept_for}
+        message = next((each for each in context.stages if each.name == "mcp_message"), None)
         if context.stages.num_left_out:
             attributes[names.LEFT_OUT] = context.stages.num_left_out
         spans = [
             ReadableSpan(
-                f"{line.method} {line.route}",
+                f"{answer.kind if is_work else line.method} {line.route}",
                 top,
                 parent,
                 self._resource,
                 attributes,
                 links=links_to(context.link),
-                kind=SpanKind.SERVER,
+                kind=SpanKind.INTERNAL if is_work else SpanKind.SERVER,
                 status=FAILED if line.status >= 500 else FINE,
                 start_time=times.began_ns,
                 end_time=times.ended_ns,
                 instrumentation_scope=SCOPE,
             )
         ]
-        bills = {} if answer.meter is None else {each.id: each for each in answer.meter.billed}
+        bills = {each.id: each for each in answer.billed}
         for stage in context.stages:
             stage.span_id = stage.span_id or new_span_id()
         attempts = (stage for stage in reversed(context.stages) if stage.name == "attempt")
@@ -135,11 +137,14 @@ class RequestSpans:
             told = describe(stage, line, bills)
             if self._with_content and stage is last:
                 told.attributes |= content_attributes(answer)
+            within = stage.within
+            if stage.name in ("mcp_request", "tool_call"):
+                within = message
             spans.append(
                 ReadableSpan(
                     told.name,
                     named(stage.span_id),
-                    top if stage.within is None else named(stage.within.span_id),
+                    top if within is None else named(within.span_id),
                     self._resource,
                     told.attributes,
                     told.events(times.end_of(stage)),
@@ -247,6 +252,11 @@ def describe(stage: Stage, line: AccessLine, bills: Mapping[str, UsageEvent]) ->
                 names.MCP_SERVER: server,
             }
             told = StageSpan(f"{names.TOOLS_CALL} {tool}", SpanKind.CLIENT, attributes)
+        case "mcp_message":
+            method, _, target = stage.about.partition(" ")
+            told = StageSpan(stage.about, SpanKind.SERVER, mcp_attributes(method, target))
+            if stage.ref:
+                told.attributes[names.JSONRPC_ID] = stage.ref
         case "mcp_request":
             server, _, method = stage.about.partition(" ")
             attributes = {names.MCP_METHOD: method, names.MCP_SERVER: server}
@@ -262,6 +272,16 @@ def describe(stage: Stage, line: AccessLine, bills: Mapping[str, UsageEvent]) ->
     if not stage.ended_at:
         told.attributes[names.UNFINISHED] = True
     return told
+
+
+def mcp_attributes(method: str, target: str) -> Attributes:
+    """Say of a message what it asks for. `target`: the name of a tool or a prompt, if any."""
+    found: Attributes = {names.MCP_METHOD: method}
+    if method == names.TOOLS_CALL:
+        found |= {names.OPERATION: names.EXECUTE_TOOL, names.TOOL_NAME: target}
+    elif method == names.PROMPTS_GET:
+        found[names.PROMPT_NAME] = target
+    return found
 
 
 def describe_attempt(stage: Stage, line: AccessLine, bill: UsageEvent | None) -> StageSpan:
@@ -287,13 +307,16 @@ def describe_attempt(stage: Stage, line: AccessLine, bill: UsageEvent | None) ->
     return StageSpan(f"{operation} {model}", SpanKind.CLIENT, attributes, bill, stage.cache_cause)
 
 
-def request_attributes(line: AccessLine) -> Attributes:
-    """Say of a request what its access line says."""
-    found: Attributes = {
-        names.HTTP_METHOD: line.method,
-        names.HTTP_ROUTE: line.route,
-        names.HTTP_STATUS: line.status,
-    }
+def request_attributes(line: AccessLine, *, is_work: bool) -> Attributes:
+    """Say of a request what its access line says. `is_work`: it is none of HTTP."""
+    found: Attributes = {}
+    if is_work:
+        found[names.WORK] = str(line.kind)
+        if line.status >= 400:
+            found[names.OUTCOME] = str(line.status)
+    else:
+        found[names.HTTP_METHOD], found[names.HTTP_ROUTE] = line.method, line.route
+        found[names.HTTP_STATUS] = line.status
     if line.status >= 500:
         found[names.ERROR_TYPE] = str(line.status)
     named = {

@@ -15,7 +15,8 @@ from redis.exceptions import RedisError
 
 from foundation import sse
 from foundation.json_values import MAX_VALUES
-from foundation.request_context import note_client_trace
+from foundation.request_context import current_stages, note_client_trace
+from foundation.stages import Stage
 from foundation.tasks import end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
@@ -36,6 +37,7 @@ from mcp_bridge.protocol.rpc import (
     RpcError,
 )
 from mcp_bridge.routing.endpoint import Endpoint
+from mcp_bridge.routing.guard import MAX_STAGE_NAME
 from mcp_bridge.routing.sessions import Session
 from mcp_bridge.server import sign_in
 from mcp_bridge.server.allowed_origins import AllowedOrigins
@@ -73,6 +75,8 @@ MAX_OPEN = 4096  # requests and streams per worker
 MAX_OPEN_OF_ORG = 1280  # per tenant and worker
 FIRST_LOOK_S, LAST_LOOK_S = 0.05, 1.0
 """How often a stream that another worker writes is polled."""
+LEFT = "left"
+"""The outcome of a message whose client has gone."""
 JSON = b"application/json"
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream"),
@@ -151,6 +155,8 @@ class EndpointRequest:
         self._id: rpc.RequestId | None = None
         self._started = False
         self._legacy = True
+        self._stage = Stage("mcp_message", 0.0)
+        """The message that is answered."""
 
     async def serve(self, method: str) -> None:
         """Raises: RpcError, where nothing was sent yet."""
@@ -160,7 +166,20 @@ class EndpointRequest:
             if rpc.is_request(message):
                 self._id = message["id"]
                 note_client_trace(rpc.meta_of(rpc.params_of(message)))
-            await (self._legacy_post(message) if self._legacy else self._modern_post(message))
+            if "method" in message:
+                self._stage = current_stages().begin("mcp_message", target_of(message))
+                self._stage.ref = "" if self._id is None else str(self._id)[:MAX_STAGE_NAME]
+            with self._stage:
+                try:
+                    await (
+                        self._legacy_post(message) if self._legacy else self._modern_post(message)
+                    )
+                except RpcError as error:
+                    self._stage.outcome = str(error.code)
+                    raise
+                except ClientGone:
+                    self._stage.outcome = LEFT
+                    raise
         elif method == "GET" and self._legacy:
             await self._legacy_get()
         elif method == "DELETE" and self._legacy:
@@ -240,6 +259,7 @@ class EndpointRequest:
                 tasks.append(disconnect := loop.create_task(self._wait_for_disconnect()))
                 await self._send_until(answer, disconnect, said)
                 if disconnect.done():
+                    self._stage.outcome = LEFT
                     return
             await self._end_with(answer, message["id"])
         finally:
@@ -294,6 +314,7 @@ class EndpointRequest:
         except RpcError as error:
             if not self._started:
                 raise
+            self._stage.outcome = str(error.code)
             message = rpc.failure(id_, error)
         except RedisError:
             if not self._started:
@@ -384,6 +405,8 @@ class EndpointRequest:
         if self._started:
             await self._event(b"", more=False)
         elif stream.answer is not None:
+            if isinstance(failed := stream.answer.get("error"), dict):
+                self._stage.outcome = str(failed.get("code"))
             await self._reply(200, stream.answer)
         else:
             await self._reply(202, None)
@@ -491,6 +514,15 @@ class EndpointRequest:
             headers.append((b"content-type", JSON))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def target_of(message: Message) -> str:
+    """Return the method of a message, and of a tool or a prompt the name."""
+    method = str(message["method"])[:MAX_STAGE_NAME]
+    if method not in ("tools/call", "prompts/get"):
+        return method
+    name = str(rpc.params_of(message).get("name", ""))[:MAX_STAGE_NAME]
+    return f"{method} {name}"
 
 
 def accepts(value: str) -> bool:

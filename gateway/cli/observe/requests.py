@@ -18,6 +18,7 @@ from gateway.cli.shared.tables import (
     Column,
     Output,
     Row,
+    printable,
     show,
     to_money,
     to_text,
@@ -223,7 +224,7 @@ def facts_of(request_id: str, row: Mapping[str, Any] | None, bill: Any) -> Itera
         told["Trace"] = row["trace_id"]
     charged = "nothing is booked" if bill is None else f"{bill['cost']} USD, {bill['status']}"
     told["Charged"] = charged
-    return (f"{name:<12} {text}" for name, text in told.items())
+    return (f"{name:<12} {printable(text)}" for name, text in told.items())
 
 
 def with_bars(stages: list[dict[str, Any]], row: Mapping[str, Any] | None) -> list[dict[str, Any]]:

@@ -51,6 +51,8 @@ class AccessLine(Struct):
     ttft_ms: float | UnsetType = UNSET
     queue_ms: float | UnsetType = UNSET
     client: str | UnsetType = UNSET
+    kind: str | UnsetType = UNSET
+    """Unset: it is an HTTP request whose answer is all of it."""
 
 
 class AccessLog:
@@ -104,15 +106,19 @@ class AccessLog:
         )
         if answer.context is not None:
             line.request, line.trace = answer.context.request, answer.context.trace
-            line.client_trace = answer.context.link.trace or UNSET
+            line.client_trace = answer.context.client_trace or UNSET
         if answer.principal is not None:
             line.key, line.org = answer.principal.key_id, answer.principal.org_id
         if answer.model:
             line.model = self._telemetry.label(answer.model)
         if answer.client is not None:
             line.client = answer.client
+        if answer.kind != "request":
+            line.kind = answer.kind
         if answer.meter is not None:
-            add_usage(line, answer.meter)
+            add_times(line, answer.meter)
+        if billed := answer.billed:
+            line.tokens, line.cost_pico_usd = sum_up(billed)
         return line
 
     def _encode(self, answer: NotedAnswer) -> bytes:
@@ -141,13 +147,11 @@ def is_over(answer: NotedAnswer) -> bool:
     )
 
 
-def add_usage(line: AccessLine, meter: RequestMeter) -> None:
+def add_times(line: AccessLine, meter: RequestMeter) -> None:
     if meter.ttft_s is not None:
         line.ttft_ms = to_ms(meter.ttft_s)
     if meter.queue_time_s is not None:
         line.queue_ms = to_ms(meter.queue_time_s)
-    if meter.billed:
-        line.tokens, line.cost_pico_usd = sum_up(meter.billed)
 
 
 def to_human(line: AccessLine) -> str:

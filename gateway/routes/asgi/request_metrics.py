@@ -64,7 +64,8 @@ class RequestMetrics:
             telemetry: Telemetry = shared["services"].telemetry
             telemetry.answered(route=route, model=model, status=status)
             meter: RequestMeter | None = state.get(METER)
-            if meter is not None:
+            is_queued = meter is not None and meter.is_handed_over
+            if meter is not None and not is_queued:
                 meter.judge(int(status))
             access_log: AccessLog | None = shared.get(ACCESS_LOG)
             if access_log is not None:
@@ -78,9 +79,10 @@ class RequestMetrics:
                         LOG_CONTEXT.get(),
                         model,
                         scope.get("user"),
-                        meter,
+                        None if is_queued else meter,
                         shown_client(scope) if access_log.shows_client else None,
                         begun_at,
+                        "queued" if is_queued else "request",
                     )
                 )
 

@@ -50,8 +50,10 @@ def recording(
 
 
 def owner_of(answer: NotedAnswer, line: AccessLine) -> RequestOwner | None:
-    """Return whose a request is; None: it has no row."""
+    """Return whose a request is; None: it has no row, or what bills it writes that."""
     who, meter = answer.principal, answer.meter
+    if answer.kind in ("queued", "batch"):
+        return None
     if not isinstance(who, Principal) or answer.context is None or answer.route not in ROUTES:
         return None
     return RequestOwner(

@@ -49,7 +49,7 @@ Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
 requests = RouteGroup(tag="Usage", opt=needs(SCOPE_USAGE_READ))
 
 
-class RequestsQuery(OrgQuery):
+class LoggedRequestsQuery(OrgQuery):
     """The requests that are looked for. Times are Unix seconds: the last day, unless they say
     otherwise. `tag` is `key=value`."""
 
@@ -115,7 +115,7 @@ class RequestCache(msgspec.Struct, frozen=True, kw_only=True):
     position: int | None
 
 
-class RequestView(msgspec.Struct, frozen=True, kw_only=True):
+class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that was answered. `slo_met` is null where no objective is for it, `batch_id`
     where it is no line of a batch."""
 
@@ -156,7 +156,7 @@ class RequestList(msgspec.Struct, frozen=True, kw_only=True):
     Unix seconds, back to which was looked, where the page ends for that alone."""
 
     object: str = "list"
-    data: Sequence[RequestView]
+    data: Sequence[LoggedRequest]
     first_id: str | None
     last_id: str | None
     has_more: bool
@@ -169,7 +169,7 @@ class WholeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     object: str = "request.details"
-    log: RequestView | None
+    log: LoggedRequest | None
     stages: Sequence[StageView]
     bill: GenerationData | None
 
@@ -177,11 +177,11 @@ class WholeRequest(msgspec.Struct, frozen=True, kw_only=True):
 @requests.get(
     "/v1/requests",
     "Requests by what they were, the newest first",
-    query=RequestsQuery,
+    query=LoggedRequestsQuery,
     answer=RequestList,
 )
 async def list_requests(request: AuthenticatedRequest) -> Response[bytes]:
-    query = parse_query(request.url.query, RequestsQuery)
+    query = parse_query(request.url.query, LoggedRequestsQuery)
     org_id, _ = org_of(request.user, query.org_id)
     search = to_search(query, datetime.now(UTC))
     async with tenant(services(request).db, org_id) as conn:
@@ -221,7 +221,7 @@ async def retrieve_request(
     return Response(encode(whole), media_type=JSON)
 
 
-def to_search(query: RequestsQuery, now: datetime) -> Search:
+def to_search(query: LoggedRequestsQuery, now: datetime) -> Search:
     """Raises: BadField."""
     end = now + timedelta(seconds=1) if query.end_time is None else moment(query.end_time)
     start = end - DEFAULT_SPAN if query.start_time is None else moment(query.start_time)
@@ -285,11 +285,11 @@ def to_list(found: FoundPage) -> RequestList:
     )
 
 
-def to_view(row: FoundRequest) -> RequestView:
+def to_view(row: FoundRequest) -> LoggedRequest:
     cache = None
     if row.cache_cause is not None:
         cache = RequestCache(cause=row.cache_cause, position=row.cache_position)
-    return RequestView(
+    return LoggedRequest(
         id=f"req_{row.id}",
         created_at=int(row.at.timestamp()),
         project_id=row.project,

@@ -14,14 +14,17 @@ from billing.tables import AMOUNTS
 from gateway.db import tenant
 from gateway.generate_request import ChatPrompt, GenerateRequest, Tool, ToolUse
 from gateway.generation_events import TextDelta
+from gateway.request_log.histograms import pack
 from gateway.request_log.rows import RequestRow, StageRow
 from gateway.request_log.writer import RequestLog
 from gateway.telemetry.captured_content import CapturedContent
+from gateway.telemetry.latency_counts import TokenGaps
 from gateway.tenancy.tables import api_keys, projects
 from tests.gateway.console.server import ConsoleServer, Organization
 
 HOSTILE = "srv/<script>alert(3)</script>"
 HOSTILE_TEXT = "<img src=x onerror=alert(4)><b>bold</b>"
+HOSTILE_TAG = "<b>x</b>"
 MANY = 1000
 
 
@@ -83,6 +86,10 @@ def request_of(org: Organization, keys_: Sequence[str], number: int) -> RequestR
         StageRow("settle", ttft + 1_200_000, 800),
     ]
     id_ = f"{at_ms:012x}7{number:019x}"
+    gaps = TokenGaps()
+    gaps.add(0.021 * 95, 95)
+    gaps.add(0.09 if slow else 0.03, 1)
+    assert gaps.counts is not None
     used: dict[str, Any] = {} if failed else {"uncached_tokens": 300 + number, "cached_tokens": 900}
     used |= {} if failed else {"output_tokens": 80 + number % 200, "cost_pico": 10**9 * number}
     return RequestRow(
@@ -104,6 +111,11 @@ def request_of(org: Organization, keys_: Sequence[str], number: int) -> RequestR
         stages=stages,
         cache_cause="changed",
         cache_position=900,
+        batch="batch_seeded" if number % 13 == 4 else None,
+        tags={"team": ("search", "chat")[number % 2], "feature": HOSTILE_TAG},
+        itl_p50_us=None if failed else 21_000,
+        itl_p99_us=None if failed else 90_000 if slow else 30_000,
+        itl=None if failed else pack(gaps.counts),
         **used,
     )
 

@@ -199,6 +199,29 @@ def test_each_stage_is_a_span_below_it() -> None:
     }
 
 
+def test_a_message_of_mcp_is_a_span_of_the_server_with_its_calls_below() -> None:
+    context = LogContext(REQUEST, (), ALL)
+    with context.stages.begin("mcp_message", "tools/call buy") as message:
+        message.ref = "7"
+        with context.stages.begin("tool_call", "shop/buy"):
+            pass
+    request, served, call = spans_of(answered(context))
+    assert (served.name, served.kind) == ("tools/call buy", SpanKind.SERVER)
+    assert served.parent == request.context and call.parent == served.context
+    assert served.attributes == {
+        "mcp.method.name": "tools/call",
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "buy",
+        "jsonrpc.request.id": "7",
+    }
+    listed = LogContext(REQUEST, (), ALL)
+    with listed.stages.begin("mcp_message", "tools/list") as failed:
+        failed.outcome = "-32601"
+    _, span = spans_of(answered(listed))
+    assert (span.name, span.attributes["error.type"]) == ("tools/list", "-32601")
+    assert span.status.status_code is StatusCode.ERROR
+
+
 def test_an_attempt_says_what_it_used_what_the_cache_gave_and_what_it_cost() -> None:
     context = LogContext(REQUEST, (), ALL)
     attempt = spans_of(answered(context, meter=metered(context)))[2]

@@ -51,6 +51,7 @@ SYSTEM = {
     "auth.oauth.tokens.signing_keys.KeyRing.withdraw": "signing keys are of the whole installation",
     "batches.ending.LineEnder.end": "of the line that its runner leased",
     "batches.ending.LineEnder.waste": "of the line that its runner leased",
+    "batches.runner.BatchRunner.tell": "names a log",
     "bookkeeping.spend_reader.PostgresBooks.used_by_hour": "of a scope of the request",
     "bookkeeping.spend_reader.PostgresBooks.booked": "of the events that this gateway ships",
     "bookkeeping.spend_reader.PostgresBooks.spent": "of counters of the request",

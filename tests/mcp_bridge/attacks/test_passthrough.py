@@ -157,7 +157,8 @@ async def test_a_server_that_may_know_it_hears_of_the_trace_and_of_nothing_else(
     assert [
         {"traceparent", "tracestate"} & each["params"].get("_meta", {}).keys() for _, each in asked
     ] == [set(), set(), {"traceparent", "tracestate"}]
-    [stage] = context.stages
+    [message, stage] = context.stages
+    assert (message.name, message.about) == ("mcp_message", "prompts/get p")
     expected = f"00-{TRACE}-{stage.span_id:016x}-01"
     head, told = asked[-1]
     assert told["params"]["_meta"]["traceparent"] == expected

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import requests
@@ -20,8 +20,11 @@ from click.testing import CliRunner
 from billing.credits.lines import sweep
 from billing.ledger.spend_totals import hold_books
 from billing.money import usd
+from engine.fairness import LANE_WEIGHTS
 from gateway.cli.main import tollgate
+from gateway.cli.observe.requests import LANES, OUTCOMES
 from gateway.ids import uuid7
+from gateway.request_log.search import Outcome
 from tests.databases import Databases
 from tests.gateway.routes.openapi.fresh import fresh_worker
 from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
@@ -380,3 +383,4 @@ def test_the_command_line_lists_and_shows_requests(worker: Running, key: str) ->
     assert cost in shown and "authenticate" in shown and "uncached input" in shown
     assert json.loads(run("show", request_id, "--json"))["bill"]["cost"] == cost
     assert run("show", request_id, "--csv").startswith("name,about,began_ms,took_ms,outcome")
+    assert OUTCOMES == get_args(Outcome) and set(LANES) == LANE_WEIGHTS.keys()
