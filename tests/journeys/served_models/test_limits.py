@@ -229,6 +229,7 @@ def test_a_bad_request_and_a_failed_one_give_back_what_they_reserved(
     for _ in range(3):
         with pytest.raises(openai.InternalServerError):
             ask(client)
+    stack.wait("what failed is settled", lambda: stack.open_leases() == 0)
     upstream.play(good)
     answer = client.chat.completions.with_raw_response.create(model="limited", messages=HELLO)
     assert answer.headers["x-ratelimit-remaining-requests"] == "9"
