@@ -63,7 +63,10 @@ settings.register_profile(
 settings.load_profile("shared cores")
 
 
-SERVED_BY_ONE_STACK = ("tests/journeys", "tests/journeys/served_models", "tests/gateway/console")
+SERVED_BY_ONE_STACK = (
+    *("tests/journeys", "tests/journeys/served_models", "tests/gateway/console"),
+    "tests/mcp_bridge/server",
+)
 SEED = os.environ.get("SUITE_ORDER")
 """If set, it seeds a random order of the files and of the tests within each file."""
 

@@ -359,8 +359,12 @@ def is_new(stack: Stack, old: int) -> bool:
 
 def test_metrics_stay_right_when_a_worker_is_killed(stack: Stack, upstream: LiveUpstream) -> None:
     upstream.play(good)
-    for _ in range(12):
-        assert post(stack).status_code == 200
+
+    def ask_twelve() -> tuple[int]:
+        assert {post(stack).status_code for _ in range(12)} == {200}
+        return (12,)
+
+    stack.wait_counted(ask_twelve, ("tollgate_requests_total", {"model": "slow"}))
     finished = stack.metric("tollgate_requests_total", model="slow")
     upstream.play(Gated())
     stream = ask(stack.client(max_retries=0), stream=True)

@@ -27,13 +27,14 @@ from gateway.tenancy.tables import api_keys
 from gateway.webhooks.endpoints import create_endpoint, select_endpoints
 from gateway.webhooks.tables import deliveries, endpoints
 from tests.billing.console_seeds import invoice_addresses, sow_billing
+from tests.budget import cycles
 from tests.gateway.console import mcp_seeds
 from tests.gateway.console.server import ConsoleServer, Organization
 from tests.gateway.request_log.console_seeds import addresses_of_requests, make_requests
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'{{7*7}}${7*7} =cmd|' /C"
 """A name that attacks whoever shows it unescaped."""
-MANY = 1000
+MANY = cycles(1000, 300)
 PLAN = "steady"
 BUDGET_USD, USED = 20, (5, 12, 17, 20)
 

@@ -1,9 +1,9 @@
 """A worker's application behind a real socket, in a thread of its own, with people of each role who
 can sign in at it: what a browser is driven against.
 
-Two organizations are there: `little`, in which nobody has done much, and `much`, which has a
-thousand of everything and names that attack whoever shows them. A page's own rows are made by the
-functions of `seeds.SEEDS`.
+Two organizations are there: `little`, in which nobody has done much, and `much`, which has
+hundreds of everything, at night a thousand, and names that attack whoever shows them. A page's own
+rows are made by the functions of `seeds.SEEDS`.
 """
 
 from __future__ import annotations

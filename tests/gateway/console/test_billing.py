@@ -132,7 +132,7 @@ def test_a_period_is_priced_anew_as_the_dry_run_showed(visit: Visit) -> None:
     tab.get_by_text("Nothing would change").wait_for()
 
 
-def test_a_thousand_invoices_are_paged_and_read_as_csv(
+def test_hundreds_of_invoices_are_paged_and_read_as_csv(
     visit: Visit, console: ConsoleServer, sessions: Sessions
 ) -> None:
     tab = visit("much", "reader", INVOICES)

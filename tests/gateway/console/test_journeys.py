@@ -145,7 +145,7 @@ def test_who_only_reads_is_shown_no_button_that_would_refuse_them(
         assert client.post("/console/keys/create", data=form).status_code == 403
 
 
-def test_a_thousand_keys_are_paged_and_all_there(
+def test_hundreds_of_keys_are_paged_and_all_there(
     console: ConsoleServer, sessions: Sessions
 ) -> None:
     with httpx.Client(base_url=console.url, cookies=sessions("much", "reader")) as client:

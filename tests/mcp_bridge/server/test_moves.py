@@ -22,6 +22,8 @@ from tests.mcp_bridge.processes import (
     running,
 )
 
+pytestmark = pytest.mark.slow
+
 ACCEPTED = {"action": "accept", "content": {"name": "Ann", "ok": True}}
 WHO = {"name": "test_input_required_result_request_state", "arguments": {}}
 
