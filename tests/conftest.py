@@ -14,7 +14,8 @@ import os
 import random
 import shutil
 import ssl
-from collections.abc import AsyncIterator, Generator, Iterator
+import time
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ SERVED_BY_ONE_STACK = (
     *("tests/journeys", "tests/journeys/served_models", "tests/gateway/console"),
     "tests/mcp_bridge/server",
 )
+LONG_COLLECTION_S = 0.2
+"""Of the processor, for a full collection of garbage: half a million objects."""
 SEED = os.environ.get("SUITE_ORDER")
 """If set, it seeds a random order of the files and of the tests within each file."""
 
@@ -149,6 +152,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Interpret in the tests of kernels alone: it is a thousand times slower than torch, which all
     other tests of an engine on a CPU, and the processes that they start, run as users do."""
     interpret(INTERPRETED and KERNELS in item.path.parents)
+    HEAP.freeze_if_large()
 
 
 @pytest.hookimpl(trylast=True)
@@ -159,6 +163,34 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
+    gc.callbacks.append(HEAP.note)
+
+
+class Heap:
+    """What tests leave alive, models and compiled kernels say, until the end of the session."""
+
+    def __init__(self) -> None:
+        self._began_s = 0.0
+        self._is_large = False
+
+    def note(self, phase: str, info: Mapping[str, int]) -> None:
+        """Take the time of a full collection: long, it walks much that stays."""
+        if info["generation"] < 2:
+            return
+        if phase == "start":
+            self._began_s = time.thread_time()
+        elif time.thread_time() - self._began_s > LONG_COLLECTION_S:
+            self._is_large = True
+
+    def freeze_if_large(self) -> None:
+        """Between tests: what one holds may still become garbage that it waits for."""
+        if self._is_large:
+            gc.collect()
+            gc.freeze()
+            self._is_large = False
+
+
+HEAP = Heap()
 
 
 @pytest.hookimpl(wrapper=True)

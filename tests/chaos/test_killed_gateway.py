@@ -27,13 +27,14 @@ from gateway.inference.attempt import CHECKPOINT_TOKENS
 from gateway.limits.output_forecast import UNKNOWN_OUTPUT_TOKENS
 from gateway.principal import DAY_US
 from gateway.processes import embedded_databases as embedded
+from tests.budget import cycles
 from tests.chaos.load import Customer, billed, body, check_books, client, new_customer, wait_idle
 from tests.chaos.test_kills import balance, of_earlier_engines
 from tests.stack import Stack, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.in_order]
 
-STREAMS = 200
+STREAMS = cycles(200, daily=80)
 TOKENS_PER_DAY = 1_000_000
 """As a limit of batches, it refills so slowly that what was taken of it can be read."""
 CONFIG = f"""
@@ -49,7 +50,7 @@ max_concurrent_streams = 256
 """
 BEGIN_TIMEOUT_S = 90.0
 SLACK_TOKENS = 100
-"""Covers tokens that refill while two hundred streams are admitted, and the rounding of each."""
+"""Covers tokens that refill while streams are admitted, and the rounding of each."""
 KEPT = 0.05
 """`ledger.lua` keeps 64 marks of a bucket's past: of more leases that are open at once it cannot
 tell all apart, and keeps some of what they give back."""
@@ -127,7 +128,7 @@ async def kill_amid(stack: Stack, streams: list[Stream]) -> None:
     await asyncio.gather(*reading)
 
 
-async def test_a_killed_gateway_gives_nothing_away_of_two_hundred_streams(stack: Stack) -> None:
+async def test_a_killed_gateway_gives_nothing_away_of_its_streams(stack: Stack) -> None:
     """Each is billed at its last checkpoint, the rest is the house's, and the tenant gets none of
     its budget back for it."""
     customer = new_customer(stack, "--plan", "night")
