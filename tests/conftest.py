@@ -69,7 +69,7 @@ SERVED_BY_ONE_STACK = (
     "tests/mcp_bridge/server",
 )
 LONG_COLLECTION_S = 0.2
-"""Of the processor, for a full collection of garbage: half a million objects."""
+"""A full collection of garbage takes so long of the processor for half a million objects."""
 SEED = os.environ.get("SUITE_ORDER")
 """If set, it seeds a random order of the files and of the tests within each file."""
 
@@ -167,7 +167,7 @@ def pytest_collection_finish() -> None:
 
 
 class Heap:
-    """What tests leave alive, models and compiled kernels say, until the end of the session."""
+    """Watches how much tests leave alive until the end: models and compiled kernels, say."""
 
     def __init__(self) -> None:
         self._began_s = 0.0

@@ -105,7 +105,7 @@ def test_every_program_is_tried_and_named() -> None:
 
 @pytest.fixture(scope="module")
 def said(stack: Stack) -> dict[str, str]:
-    """What each prints; `costs` comes last, since it counts what the others did."""
+    """Return what each prints; `costs` comes last, since it counts what the others did."""
     found = run(stack, *(name for name in SAID if name != "costs"))
     stack.wait_booked()
     return found | run(stack, "costs")
