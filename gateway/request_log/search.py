@@ -20,6 +20,8 @@ PAGE_ROWS = 50
 MAX_SCANNED = 20_000
 ID = re.compile(r"(?:req_)?([0-9a-f]{12}7[0-9a-f]{19})")
 """A UUIDv7 without its hyphens: what a client saw as `x-request-id`."""
+MAX_MS = 253_402_300_799_999
+"""The end of the year 9999, in Unix milliseconds: an id may name a time that no calendar has."""
 Outcome = Literal["ok", "bad", "refused", "limited", "failed", "left", "missed"]
 OUTCOMES: Mapping[Outcome, str] = {
     "ok": "status < 400",
@@ -133,7 +135,9 @@ class FoundPage(msgspec.Struct, frozen=True):
 def read_id(text: str) -> str | None:
     """Return the digits of a request's id; None: it is none."""
     found = ID.fullmatch(text.strip().lower())
-    return None if found is None else found[1]
+    if found is None or int(found[1][:12], 16) > MAX_MS:
+        return None
+    return found[1]
 
 
 def time_of(digits: str) -> datetime:

@@ -205,7 +205,7 @@ async def create(request: ConsoleRequest) -> Response[bytes]:
             name=form.get("name", "").strip(),
             scopes=scopes,
             expires_at=expiry_of(form.get("expires", ""), request.now),
-            restrictions=Restrictions(**limits_of(request)),
+            restrictions=Restrictions(**request.read_limits(KEY_LIMITS)),
             pepper=pepper,
             pepper_id=pepper_id,
             actor=request.actor,
@@ -224,18 +224,6 @@ def expiry_of(days: str, now: datetime) -> datetime | None:
     if days not in dict(EXPIRIES):
         raise InvalidField("expires", "must be one of those offered")
     return now + timedelta(days=int(days))
-
-
-def limits_of(request: ConsoleRequest) -> dict[str, Any]:
-    """Read the limits of a key that a form has; an empty field is no limit. Raises:
-    InvalidField."""
-    found: dict[str, Any] = {}
-    for limit in KEY_LIMITS:
-        text = request.form.get(limit.name, "").replace(",", "").replace("\u00a0", "").strip()
-        if text and not text.isdecimal():
-            raise InvalidField(limit.name, "must be a whole number, or empty for no limit")
-        found[limit.name] = int(text) if text else None
-    return found
 
 
 def read_budget(form: Mapping[str, str]) -> tuple[int, Any] | None:
@@ -315,7 +303,7 @@ async def update(request: ConsoleRequest) -> Response[bytes]:
         request.db,
         request.redis,
         key_id,
-        {**values, **limits_of(request)},
+        {**values, **request.read_limits(KEY_LIMITS)},
         **changing(request),
         by=request.user,
     )

@@ -3,8 +3,8 @@ operators make, change and archive them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, get_args
+from urllib.parse import quote
 
 from litestar import Response
 
@@ -12,7 +12,7 @@ from engine.protocol import Lane
 from gateway.console.formats import count
 from gateway.console.tables import Table, TableColumn
 from gateway.db import tenant
-from gateway.principal import MAX_LIMIT, PLAN_LIMITS
+from gateway.principal import PLAN_LIMITS
 from gateway.routes.admin.installation.plans import select_plans
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
@@ -46,7 +46,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
     table = Table(
         "Plans",
         found,
-        TableColumn("Plan", "name", link=lambda plan: f"{page.path}/{plan.name}"),
+        TableColumn("Plan", "name", link=lambda plan: address_of(plan.name)),
         TableColumn("Limits", limits_in_words),
         TableColumn("Lane", lambda plan: plan.lane or "each request's own"),
         TableColumn("Price list", lambda plan: plan.price_list or "default"),
@@ -61,6 +61,10 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
     )
 
 
+def address_of(name: str) -> str:
+    return f"{page.path}/{quote(name, safe='')}"
+
+
 @page.get("/{name:str}")
 async def show_one(request: ConsoleRequest) -> Response[bytes]:
     async with request.transaction() as conn:
@@ -68,41 +72,36 @@ async def show_one(request: ConsoleRequest) -> Response[bytes]:
     return request.render(
         "plan",
         plan=plan,
+        path=address_of(plan.name),
         limits=[(limit, getattr(plan, limit.name)) for limit in PLAN_LIMITS],
         lanes=LANES,
         may_change=request.can(OPERATORS) and not plan.in_settings and plan.archived_at is None,
     )
 
 
-def read_limits(form: Mapping[str, str]) -> dict[str, Any]:
-    """Read what a plan's form says; an empty field is no limit. Raises: InvalidField."""
-    values: dict[str, Any] = {}
-    for limit in PLAN_LIMITS:
-        text = form.get(limit.name, "").replace(",", "").strip()
-        if text and not (text.isdecimal() and int(text) <= MAX_LIMIT):
-            raise InvalidField(limit.name, "must be a whole number, or empty for no limit")
-        values[limit.name] = int(text) if text else None
-    lane = form.get("lane", "")
+def values_of(request: ConsoleRequest) -> dict[str, Any]:
+    """Read what a plan's form says. Raises: InvalidField."""
+    lane = request.form.get("lane", "")
     if lane not in dict(LANES):
         raise InvalidField("lane", "must be one of those offered")
-    return {**values, "lane": lane or None}
+    return {**request.read_limits(PLAN_LIMITS), "lane": lane or None}
 
 
 @page.post("/create", needs=OPERATORS, again=show)
 async def create(request: ConsoleRequest) -> Response[bytes]:
-    name, values = request.form.get("name", "").strip(), read_limits(request.form)
+    name, values = request.form.get("name", "").strip(), values_of(request)
     async with tenant(request.system_db, request.org_id) as conn:
         made = await create_plan(
             conn, name=name, values=values, operator_org=request.org_id, actor=request.actor
         )
-    return request.done(f"The plan {made.name} can be given.", to=f"{page.path}/{made.name}")
+    return request.done(f"The plan {made.name} can be given.", to=address_of(made.name))
 
 
 @page.post("/{name:str}/update", needs=OPERATORS, again=show_one)
 async def update(request: ConsoleRequest) -> Response[bytes]:
-    name, values = request.ids["name"], read_limits(request.form)
+    name, values = request.ids["name"], values_of(request)
     await update_plan(request.system_db, request.redis, name, values, **by_operator(request))
-    return request.done("Every worker goes by it within a second.", to=f"{page.path}/{name}")
+    return request.done("Every worker goes by it within a second.", to=address_of(name))
 
 
 @page.post("/{name:str}/archive", needs=OPERATORS, again=show_one)

@@ -27,6 +27,8 @@ WHERE = {
     "inv_": "billing",
 }
 """The page on whose addresses an id of a prefix stands."""
+BELOW = {"inv_": "/invoices"}
+"""What stands there between the page's path and the id."""
 
 page = ConsolePage(name="search", title="Search")
 
@@ -58,7 +60,12 @@ def page_of_id(request: ConsoleRequest, text: str) -> SearchHit | None:
         if not text.startswith(prefix) or len(text) < 20 or not text.isidentifier():
             continue
         if found is not None and found.is_for(request.user):
-            return SearchHit(kind=found.title, title=text, about="", path=f"{found.path}/{text}")
+            return SearchHit(
+                kind=found.title,
+                title=text,
+                about="",
+                path=f"{found.path}{BELOW.get(prefix, '')}/{text}",
+            )
     return None
 
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from functools import cache, cached_property
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 from zoneinfo import ZoneInfo, available_timezones
 
 import msgspec
@@ -35,12 +35,14 @@ from gateway.console.pages import guard_console, render
 from gateway.console.ranges import CHOICES, TimeRange, read_range
 from gateway.console.tables import Table
 from gateway.permissions import may
+from gateway.principal import MAX_LIMIT, PlanLimit
 from gateway.request_errors import BadField
 from gateway.routes.console.frame.navigation import PageEntry, navigation_of
 from gateway.routes.shared.access import AuthenticatedRequest
 from gateway.routes.shared.browser import Browser, auth_of
 from gateway.routes.shared.media_types import HTML
 from gateway.routes.shared.resource import ActingRequest, org_of
+from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.pages import Cursor
 
 PURPOSE = "console"
@@ -52,7 +54,11 @@ FLASH, THEME, ZONE = "tollgate_flash", "tollgate_theme", "tollgate_zone"
 FLASH_S = 60
 MAX_MESSAGE = 1000
 THEMES = ("light", "dark")
+MAX_DIGITS = len(str(MAX_LIMIT))
 FILE_NAME = re.compile(r"[^a-z0-9]+")
+IN_ADDRESS = "/:?#@!$&'()*+,;=%-._~"
+"""The characters of a `Location` that mean something there, or are quoted already (RFC 3986): all
+others are quoted, for a header has no letters beyond Latin-1."""
 HX_REQUEST, HX_BOOSTED, HX_URL = "hx-request", "hx-boosted", "hx-current-url"
 HX_PUSH = "hx-push-url"
 
@@ -190,6 +196,17 @@ class ConsoleRequest(ActingRequest):
         found = self.http.cookies.get(THEME, "")
         return found if found in THEMES else ""
 
+    def read_limits(self, limits: Iterable[PlanLimit]) -> dict[str, int | None]:
+        """Read the limits that the form has; an empty field is no limit. Raises: InvalidField."""
+        found: dict[str, int | None] = {}
+        for limit in limits:
+            text = self.form.get(limit.name, "").replace(",", "").replace("\u00a0", "").strip()
+            is_number = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+            if text and not (is_number and int(text) <= MAX_LIMIT):
+                raise InvalidField(limit.name, "must be a whole number, or empty for no limit")
+            found[limit.name] = int(text) if text else None
+        return found
+
     # what is answered
 
     def render(
@@ -254,7 +271,7 @@ class ConsoleRequest(ActingRequest):
         response: Response[bytes] = Response(
             b"",
             status_code=303,
-            headers={**guard_console(), "location": to or self.page.path},
+            headers={**guard_console(), "location": quote(to or self.page.path, safe=IN_ADDRESS)},
         )
         if text:
             flash = Flash(text[:MAX_MESSAGE], tone, undo)
