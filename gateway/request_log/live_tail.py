@@ -32,11 +32,13 @@ MAX_ROUND = 500
 MAX_UNREAD = 100
 """Requests that wait for one watcher."""
 MAX_WATCHERS = 100
+MAX_WATCHERS_OF_ORG = 25
+"""No organization takes the places of all others."""
 TIMEOUT_S = 5.0
 
 
 class TooManyWatchers(Exception):
-    """So many watch in this worker that no other one may."""
+    """So many watch in this worker, of all or of one organization, that no other one may."""
 
 
 class Watcher:
@@ -107,7 +109,8 @@ class LiveTail:
     @asynccontextmanager
     async def watching(self, org: str) -> AsyncIterator[Watcher]:
         """Watch an org as long as the context. Raises: TooManyWatchers."""
-        if len(self._watchers) >= MAX_WATCHERS:
+        of_org = sum(each.org == org for each in self._watchers)
+        if len(self._watchers) >= MAX_WATCHERS or of_org >= MAX_WATCHERS_OF_ORG:
             raise TooManyWatchers
         watcher = Watcher(org)
         self._watchers.add(watcher)

@@ -294,6 +294,19 @@ async def test_who_watches_is_told_what_comes_once_and_of_their_org_alone(
     assert not tail.is_following
 
 
+async def test_one_org_does_not_take_the_places_of_all(
+    system_db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_tail, "MAX_WATCHERS_OF_ORG", 2)
+    tail = LiveTail(system_db)
+    async with tail.watching(ORG), tail.watching(ORG):
+        with pytest.raises(TooManyWatchers):
+            async with tail.watching(ORG):
+                pass
+        async with tail.watching(OTHER):
+            pass
+
+
 async def test_who_does_not_read_keeps_the_newest(
     system_db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
