@@ -127,6 +127,33 @@ def test_a_call_is_tried_by_the_rules_and_a_rule_changes_the_answer(visit: Visit
     tab.get_by_text("The rule no etc is gone").wait_for()
 
 
+def test_who_begins_by_asking_for_one_tool_keeps_all_others(
+    ask: Callable[..., httpx.Response],
+) -> None:
+    """Without a rule all may be called; the first rule of an organization ends that."""
+    path = "/console/mcp/rules"
+
+    def act(act: str, **form: str) -> None:
+        version = found('name="version" value="([^"]+)"', ask("little", "owner", path))
+        done = ask("little", "owner", f"{path}/{act}", version=version, **form)
+        assert done.status_code == 303, done.text
+
+    def answer_of(tool: str) -> str:
+        return ask("little", "owner", f"{path}?server=files&tool={tool}").text
+
+    for name in ("all", "writes"):
+        act("remove", id=name)
+    act("set", id="writes", effect="ask", tools="files__write_*")
+    assert "all-others" in ask("little", "owner", path).text
+    assert "asks a person" in answer_of("write_file") and "passes" in answer_of("list_folder")
+    act("remove", id="all-others")
+    assert "is denied" in answer_of("list_folder")
+    act("remove", id="writes")
+    act("set", id="all", effect="allow")
+    assert "all-others" not in ask("little", "owner", path).text, "who allows means no more"
+    act("set", id="writes", effect="ask", tools="files__write_*")
+
+
 def test_a_rule_that_is_none_is_shown_again_with_its_reason(
     ask: Callable[..., httpx.Response],
 ) -> None:

@@ -3,13 +3,13 @@ adds, replaces and removes rules."""
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import msgspec
 from litestar import Response
 
-from billing.money import PICO_PER_USD, format_usd
+from billing.errors import MoneyError
+from billing.money import format_usd, usd
 from gateway.console.hidden import visible
 from gateway.console.tables import Table, TableColumn
 from gateway.mcp.admin.rule_trials import Trial, approved_annotations, try_call
@@ -21,7 +21,7 @@ from gateway.routes.console.frame.request import ROWS, ConsoleRequest
 from gateway.tenancy.errors import Conflict, InvalidField, NotFound
 from gateway.wire.admin.mcp_rules import McpRule
 from mcp_bridge.caller import Caller
-from mcp_bridge.trust.call_records import Rules
+from mcp_bridge.trust.call_records import ALLOWS_ALL, Rules
 from mcp_bridge.trust.policy import HINTS, ToolRule
 
 page = ConsolePage(name="mcp/rules", title="Rules", below="mcp")
@@ -44,7 +44,9 @@ WORDS = {
     "matches": "matches",
 }
 SILENT = ("elsewhere", "other_tools")
+OTHERS = "all-others"
 MAX_ARGUMENTS = 16 * 1024
+MAX_PICO = 10**18
 
 
 @page.get()
@@ -133,7 +135,11 @@ def read_arguments(text: str) -> dict[str, Any]:
 
 @page.post("/set", needs="admin:mcp", again=show)
 async def set_rule(request: ConsoleRequest) -> Response[bytes]:
-    """Add a rule, or put it in the place of the one of its name."""
+    """Add a rule, or put it in the place of the one of its name.
+
+    The first rule ends that all may be called. Who begins by asking or denying means some calls:
+    all others stay allowed, by a rule of their own.
+    """
     wanted = read_rule(request)
     return await replace(request, [wanted], gone=wanted.id, text=f"The rule {wanted.id} holds")
 
@@ -159,14 +165,18 @@ async def replace(
         kept = [each for each in before.rules if each.id != gone and each.id != "default"]
         if not added and len(kept) == len(before.rules):
             raise NotFound("id", "there is no such rule")
-        rules = [*kept, *added]
+        text, rules = f"{text}, for every worker within a second", [*kept, *added]
+        is_first = ALLOWS_ALL in before.rules
+        if is_first and any(each.effect != "allow" for each in added):
+            rules.append(msgspec.structs.replace(ALLOWS_ALL, id=OTHERS))
+            text += f"; all other calls stay allowed, by the rule {OTHERS}: remove it to deny them"
         await replace_rules(
             conn, org_id=request.org_id, rules=rules, actor=request.actor, check=check
         )
         servers = () if service is None else service.pins.of_org(request.org_id)
         warnings = await warnings_of(conn, org_id=request.org_id, rules=added, servers=servers)
     await announce(request.redis, request.org_id)
-    words = "; ".join([f"{text}, for every worker within a second", *warnings])
+    words = "; ".join([text, *warnings])
     return request.done(f"{visible(words)}.", tone="wait" if warnings else "ok")
 
 
@@ -209,12 +219,12 @@ def whole(field: str, text: str) -> int:
 def pico(text: str) -> int:
     """Raises: InvalidField."""
     try:
-        found = Decimal(text) * PICO_PER_USD
-        if not 0 <= found <= 10**18 or found != int(found):
-            raise InvalidOperation
-    except InvalidOperation:
-        raise InvalidField("usd", "give an amount in USD, such as 2.50") from None
-    return int(found)
+        found = usd(text)
+    except MoneyError:
+        found = -1
+    if not 0 <= found <= MAX_PICO:
+        raise InvalidField("usd", "give an amount in USD, such as 2.50")
+    return found
 
 
 routes = page.routes
