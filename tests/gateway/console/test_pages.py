@@ -1,13 +1,15 @@
 """Every page of the console, as it is registered: in both themes and on a phone, for people of each
-role, with little and with much data, in a real Chromium."""
+role, with little and with much data, in a real Chromium. And what no form of ours sends: it is
+refused with words, as is a form of somebody whom it is not for."""
 
 from __future__ import annotations
 
 import re
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -171,3 +173,148 @@ def test_a_form_of_another_site_changes_nothing(console: ConsoleServer, sessions
 def test_the_files_of_others_are_those_of_their_releases() -> None:
     changed = runpy.run_path("requirements/console_files.py")["changed_files"]
     assert list(changed()) == []
+
+
+FORM_TOKEN = re.compile(r'name="form_token" value="([^"]+)"')
+NO_YEAR = "req_ffffffffffff7fffffffffffffffffff"
+"""A request of the year 10889, which no calendar here has."""
+MANY_DIGITS = "9" * 5000
+"""Python reads no number of so many."""
+ODD_ADDRESSES = (
+    f"/console/requests/{NO_YEAR}",
+    f"/console/requests?after={NO_YEAR}",
+    f"/console/requests?q={NO_YEAR}",
+    f"/console/requests?ms={MANY_DIGITS}&range=1h",
+    f"/console/requests?cost={MANY_DIGITS}",
+    "/console/requests?ms=nan",
+    "/console/usage?from=0001-01-01&to=0002-01-01",
+    "/console/usage?from=9999-12-31&to=9999-12-31",
+    f"/console/usage?range={MANY_DIGITS}d",
+    "/console/overview?lane=%ED%A0%80",
+    "/console/keys/%00",
+    "/console/keys?after=%00&state=none",
+    "/console/mcp/rules?server=x&tool=x&arguments=%5B%5B%5B%7B",
+    "/console/billing/invoices/..%2F..%2Fetc/export?as=%2e%2e%2fpdf",
+    "/console/audit?after=audit_log-zz",
+)
+ODD_FORMS = (
+    ("/console/keys/create", {"name": "many", "inference": "on", "tokens_per_minute": MANY_DIGITS}),
+    ("/console/plans/create", {"name": "many", "tokens_per_minute": MANY_DIGITS}),
+    ("/console/plans/create", {"name": "many", "requests_per_minute": "\u0661"}),
+    ("/console/mcp/rules/set", {"id": "many", "effect": "ask", "usd": "1e999999"}),
+    ("/console/mcp/rules/set", {"id": "many", "effect": "ask", "usd": "nan"}),
+    ("/console/billing/credits/give", {"amount_usd": "1e999999"}),
+    ("/console/billing/credits/settings", {"low_usd": MANY_DIGITS}),
+)
+
+
+@pytest.fixture
+def client(console: ConsoleServer, sessions: Sessions) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=console.url, cookies=sessions("little", "owner")) as found:
+        yield found
+
+
+def token_of(client: httpx.Client) -> str:
+    found = FORM_TOKEN.search(client.get("/console/keys").text)
+    assert found is not None
+    return found[1]
+
+
+def test_no_address_is_a_fault_of_the_server(client: httpx.Client) -> None:
+    told = {address: client.get(address).status_code for address in ODD_ADDRESSES}
+    assert {each: status for each, status in told.items() if status >= 500} == {}
+
+
+def test_no_form_is_a_fault_of_the_server(client: httpx.Client) -> None:
+    token = token_of(client)
+    for path, form in ODD_FORMS:
+        told = client.post(path, data={**form, "form_token": token})
+        assert told.status_code == 400, (path, form, told.status_code)
+        assert 'role="alert"' in told.text, path
+
+
+def test_a_name_beyond_latin_1_leads_to_its_page(client: httpx.Client) -> None:
+    """What a form leads to stands in a header."""
+    for name in ("\u8ba1\u5212", "half? #1"):
+        form = {"name": name, "form_token": token_of(client)}
+        made = client.post("/console/plans/create", data=form)
+        assert made.status_code == 303, made.text
+        assert made.headers["location"] == f"/console/plans/{quote(name, safe='')}"
+        assert client.get(made.headers["location"]).status_code == 200
+        ended = client.post(
+            f"{made.headers['location']}/archive", data={"form_token": form["form_token"]}
+        )
+        assert ended.status_code == 303
+
+
+def test_the_id_of_an_invoice_is_found_below_invoices(client: httpx.Client) -> None:
+    shown = client.get("/console/billing").text
+    invoice = re.search(r"/console/billing/invoices/(inv_\w+)", shown)
+    assert invoice is not None
+    found = client.get(f"/console/search?q={invoice[1]}").text
+    assert f'href="/console/billing/invoices/{invoice[1]}"' in found
+
+
+FOR_ALL = {"/console/theme", "/console/sign-out"}
+"""Forms that no role is refused."""
+LOOKED_UP = {
+    "/console/playground/completions",
+    *(f"/console/keys/x/{act}" for act in ("update", "rotate", "revoke")),
+}
+"""What is asked for is looked up before anybody knows whether they may: there is none."""
+
+
+def forms_of(console: ConsoleServer) -> list[str]:
+    found = [path for method, path in routes_of_console(console) if method == "POST"]
+    return [path for path in found if path not in FOR_ALL]
+
+
+def things_of(console: ConsoleServer) -> set[str]:
+    """Return the addresses of things of little."""
+    pages = {page.path for page in PAGES.values()}
+    shown = [each.partition("?")[0] for each in addresses(console, console.little)]
+    return {each for each in shown if each.count("/") > 2 and each not in pages}
+
+
+def acts_below(console: ConsoleServer, things: set[str]) -> Iterator[str]:
+    """Yield the addresses of the forms of things, by the table of routes."""
+    for route in forms_of(console):
+        before, x, act = route.partition("/x/")
+        for path in sorted(things):
+            if x and path.rpartition("/")[0] == before and "/x/" not in act:
+                yield f"{path}/{act}"
+
+
+def test_a_reader_is_refused_every_form(console: ConsoleServer, sessions: Sessions) -> None:
+    """A form is sent by hand, with a token that is good."""
+    with httpx.Client(base_url=console.url, cookies=sessions("little", "reader")) as reader:
+        token = token_of(reader)
+        sent = {"form_token": token, "project_id": console.little.project_id}
+        headers = {"x-form-token": token}
+
+        def told(path: str) -> int:
+            return reader.post(path, data=sent, headers=headers).status_code
+
+        everywhere = {path: told(path) for path in forms_of(console)}
+        assert len(everywhere) > 40
+        assert {path for path, status in everywhere.items() if status != 403} == LOOKED_UP
+        assert {everywhere[path] for path in LOOKED_UP} == {404}
+        of_things = {path: told(path) for path in acts_below(console, things_of(console))}
+        assert len(of_things) > 10 and set(of_things.values()) == {403}, of_things
+
+
+def test_the_owner_of_another_organization_changes_nothing(
+    console: ConsoleServer, sessions: Sessions
+) -> None:
+    """Each form of a thing of little's is sent by the owner of much, who operates nothing."""
+    things, named = things_of(console), f"?org_id={console.little.id}"
+    with httpx.Client(base_url=console.url, cookies=sessions("much", "owner")) as stranger:
+        sent = {"form_token": token_of(stranger), "name": "taken over"}
+        for address in acts_below(console, things):
+            told = stranger.post(address + named, data=sent)
+            assert 400 <= told.status_code < 500, (address, told.status_code)
+        for address in ("billing", "billing/credits", "billing/reratings"):
+            assert stranger.get(f"/console/{address}{named}").status_code == 403, address
+        for address in sorted(things):
+            if not address.startswith("/console/plans/"):  # they are the installation's
+                assert stranger.get(address).status_code in (403, 404), address
