@@ -91,7 +91,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "tollgate mcp approve docs --tool search",
     ),
     "tollgate mcp rules": ("tollgate mcp rules", "tollgate mcp rules rules.toml --org acme"),
-    "tollgate mcp calls": ("tollgate mcp calls", "tollgate mcp calls --allow approval_0192"),
+    "tollgate mcp calls": ("tollgate mcp calls", "tollgate mcp calls --allow mcpapp_0192"),
     "tollgate mcp taints": ("tollgate mcp taints",),
     "tollgate mcp doctor": ("tollgate mcp doctor",),
     "tollgate mcp call": ("""tollgate mcp call docs search '{"query": "deadline"}'""",),

@@ -166,11 +166,14 @@ def show_once(made: CreatedKey, as_json: bool) -> None:
 
 def to_record(key: KeyRow, secret: str) -> str:
     """Show a new key as a person reads it."""
+    given = {name: getattr(key, name) for name in KEY_LIMIT_NAMES}
+    limits = [f"{name}={value}" for name, value in given.items() if value is not None]
     fields = {
         "id": key.id,
         "name": key.name,
         "project": key.project_id or "-",
         "plan": key.plan or "-",
+        "limits": ", ".join(limits) or "-",
         "scopes": ", ".join(key.scopes),
         "expires": "never" if key.expires_at is None else key.expires_at.isoformat(" ", "minutes"),
         "key": secret,
@@ -204,6 +207,7 @@ async def rotate(settings: Settings, named: str, grace_s: int | None, as_json: b
     from gateway.tenancy.keys.changes import DEFAULT_GRACE_S, rotate_key
     from gateway.tenancy.keys.keys import PEPPER_PURPOSE, find_named_key
 
+    grace = DEFAULT_GRACE_S if grace_s is None else grace_s
     async with connections(settings) as (db, redis):
         pepper = Secret.load(settings.secret_key_file).current
         async with db.connect() as conn:
@@ -213,12 +217,16 @@ async def rotate(settings: Settings, named: str, grace_s: int | None, as_json: b
             redis,
             key_id,
             org_id=org_id,
-            grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
+            grace_s=grace,
             pepper=pepper.derive(PEPPER_PURPOSE),
             pepper_id=pepper.id,
             actor=COMMAND_LINE,
         )
     show_once(made, as_json)
+    if not as_json:
+        ends = datetime.now(tz=UTC) + timedelta(seconds=grace)
+        old = f"stays valid until {ends:%Y-%m-%d %H:%M} UTC" if grace else "is refused from now on"
+        click.echo(f"The one before {old}.")
 
 
 @keys.command("revoke")

@@ -122,6 +122,7 @@ async def link(settings: Settings, org: str, email: str | None) -> None:
     from gateway.home import Home
     from gateway.processes import credentials_file
     from gateway.secret import Secret
+    from gateway.tenancy.errors import NotFound
     from gateway.tenancy.members.users import find_user
     from gateway.tenancy.orgs import find_org
 
@@ -131,7 +132,12 @@ async def link(settings: Settings, org: str, email: str | None) -> None:
             wanted = await first_owner(conn)
         else:
             owner = await find_org(conn, name=org)
-            user = await find_user(conn, org_id=owner.id, email=email)
+            try:
+                user = await find_user(conn, org_id=owner.id, email=email)
+            except NotFound:
+                raise NotFound(
+                    "email", f"no user of {org} has this address; --org names another organization"
+                ) from None
             wanted = SignInLink(org_id=owner.id, user_id=user.id, role=user.role)
         token = await make_link(conn, redis, wanted, secret=secret, actor=COMMAND_LINE)
     known = credentials_file.read(Home(settings.home).credentials)

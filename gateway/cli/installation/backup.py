@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -184,7 +185,9 @@ def restore(
             restoration.finish()
         finally:
             lock.release()
-        click.echo(f"{own.root} is restored. Next: `tollgate up`, then `tollgate reconcile`.")
+        click.echo(f"{own.root} is restored. Next:")
+        for command in ("reconcile", "audit verify", "up"):
+            click.echo(f"  tollgate {command} --home {shlex.quote(str(own.root))}")
 
     run_backup(work())
 

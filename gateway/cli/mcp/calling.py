@@ -74,6 +74,13 @@ def call_tool(
                 "this key may call no tools; make one that may: tollgate keys create"
                 " --name tools --scope inference --scope mcp:call"
             )
+        waits = answer.get("error", {}).get("data", {}).get("approvalId")
+        if waits is not None:
+            click.echo(
+                f"Somebody else may say yes: tollgate mcp calls --allow {waits}; or in the console,"
+                " under MCP. Then make the same call again.",
+                err=True,
+            )
         if not isinstance(result, dict) or result.get("isError") is True:
             raise Exit(1)
 

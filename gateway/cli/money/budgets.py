@@ -189,7 +189,15 @@ async def set_(
         made = await gateway.send("POST", CAPS, body, {"org_id": org_id})
     per = "in total" if period == "total" else f"per {period}"
     kind = "refuses what is beyond" if made["hard"] else "refuses nothing"
-    click.echo(f"{made['id']}: {to_money(made['amount_usd'])} USD {per}; it {kind}.")
+    named = {
+        "project": project,
+        "key": scope["key_id"],
+        "model": scope["model"],
+        "tag": scope["tag"],
+    }
+    whom = ", ".join(f"{what} {name}" for what, name in named.items() if name is not None)
+    whom = whom or (f"organization {org}" if org else "the key's organization")
+    click.echo(f"{made['id']}: {to_money(made['amount_usd'])} USD {per} of {whom}; it {kind}.")
 
 
 @budgets.command("remove", epilog=examples("tollgate budgets remove cap_0192"))

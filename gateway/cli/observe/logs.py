@@ -123,8 +123,8 @@ def logs(
     for record in found:
         show(record, as_json)
     if not found and not follow:
-        what = "tells of that request" if request_id else "is such a line"
-        click.echo(f"None {what} in {folder}: older lines may be gone ([logs] keep).", err=True)
+        what = f"No line of request {request_id} is" if request_id else "There is no such line"
+        click.echo(f"{what} in {folder}; older ones may be gone ([logs] keep).", err=True)
         sys.exit(1 if request_id else 0)
     try:
         while follow:

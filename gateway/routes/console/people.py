@@ -28,7 +28,7 @@ ROLES: dict[Role, str] = {
     "admin": "admin: everything but issuers and owners",
     "developer": "developer: uses models and tools",
     "billing": "billing: budgets, credits, invoices",
-    "reader": "reader: looks at everything, changes nothing",
+    "reader": "reader: looks at usage, keys, people and bills, changes nothing",
 }
 INVITES = Cursor(limit=50, order="desc")
 

@@ -93,7 +93,13 @@ def refuse(auth: Authorization, refused: AuthorizationRefused) -> Response[bytes
     """Tell the client, if it is known that it is the client; else the person."""
     if refused.redirect_uri is None:
         status = 503 if refused.error == "temporarily_unavailable" else 400
-        return page("error", status=status, error=refused.error, description=refused.description)
+        return page(
+            "error",
+            status=status,
+            error=refused.error,
+            description=refused.description,
+            client_asks=True,
+        )
     location = to_location(
         refused.redirect_uri,
         auth.issuer,

@@ -264,7 +264,7 @@ def test_first_keys_and_their_life(environ: dict[str, str], folder: Path) -> Non
     made = invoke(environ, "keys", "create", "--name", "ci", "--expires-in-days", "1")
     assert made.exit_code == 0, made.output
     assert made.stderr == ""
-    shown = dict(line.split(maxsplit=1) for line in made.stdout.splitlines()[:7])
+    shown = dict(line.split(maxsplit=1) for line in made.stdout.splitlines()[:8])
     assert (shown["name"], shown["scopes"], shown["plan"]) == ("ci", "inference", "-")
     assert KEY.findall(made.stdout) != [] and KEY.fullmatch(shown["key"])
     assert "not shown again" in made.stdout

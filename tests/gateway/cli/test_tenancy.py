@@ -85,6 +85,7 @@ def test_a_key_is_narrowed_and_rotated(installed: dict[str, str]) -> None:
     assert fresh["previous_hint"] == "sk-tg-..." + key["key"][-4:]
     said = invoke(installed, "keys", "rotate", key["id"])
     assert said.exit_code == 0 and "Keep the key" in said.stdout
+    assert "The one before stays valid until" in said.stdout
 
 
 def test_origins_and_models(installed: dict[str, str]) -> None:
@@ -104,6 +105,7 @@ def test_origins_and_models(installed: dict[str, str]) -> None:
         (("orgs", "create", "--name", "default"), "name: there is an organization 'default'"),
         (("orgs", "create", "--name", "b", "--plan", "lead"), "plan: no plan 'lead'"),
         (("orgs", "set-plan", "nope", "--no-plan"), "org: no organization 'nope'"),
+        (("users", "link", "--email", "no@a.example"), "email: no user of default has this address"),
         (("projects", "create", "--name", "b", "--org", "nope"), "org: no organization 'nope'"),
         (("projects", "create", "--name", "default"), "name: the organization has a project"),
         (("projects", "list", "--org", "nope"), "org: no organization 'nope'"),

@@ -170,7 +170,7 @@ class ConsolePage(PageEntry):
 
 
 STALE = "This form is too old, or did not come from this site. Load the page again and repeat it."
-NOT_YOURS = "Your role does not show you this page. Who administers your organization can."
+NOT_YOURS = "Your role does not show you this page. Ask who administers your organization."
 
 
 async def read_console_form(request: ConsoleRequest) -> dict[str, str]:

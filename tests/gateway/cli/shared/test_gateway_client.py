@@ -107,7 +107,8 @@ def test_a_budget_that_is_there_gets_another_amount(gateway: FakeGateway) -> Non
     gateway.on("GET", CAPS, page(CAP))
     gateway.on("PATCH", f"{CAPS}/cap_1", CAP | {"amount_usd": "600"})
     done = gateway.run("budgets", "set", "600")
-    assert done.stdout == "cap_1: 600.00 USD per month; it refuses what is beyond.\n"
+    said = "cap_1: 600.00 USD per month of the key's organization; it refuses what is beyond.\n"
+    assert done.stdout == said
     assert gateway.asked[-1][3] == {"amount_usd": "600", "hard": True}
 
 
