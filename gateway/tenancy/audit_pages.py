@@ -19,6 +19,7 @@ from gateway.audit.tables import entries, heads
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.member_tables import users
 from gateway.tenancy.projects import with_project_names
+from gateway.tenancy.tables import api_keys
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -48,6 +49,8 @@ class AuditEvent(AuditEntry, frozen=True, kw_only=True):
     project_name: str | None
     emails: Mapping[str, str]
     """The address of each actor that the entry names, by user id."""
+    key_name: str | None
+    """The name that the API key has now by which it was done; None: none was used."""
 
 
 async def list_entries(
@@ -130,12 +133,16 @@ def _second(unix_time: int) -> datetime:
 
 
 def _select(org_id: str) -> sa.Select[Any]:
-    """Select entries with the project's name and the actors' addresses as they are now."""
+    """Select entries with the names of project and key and the actors' addresses as they are
+    now."""
     own = users.c
     email = sa.select(own.email).where(own.org_id == org_id)
     of_actor = email.where(own.id == entries.c.actor_id).scalar_subquery()
     of_person = email.where(own.id == entries.c.on_behalf_of).scalar_subquery()
-    listed = sa.select(entries, of_actor.label("of_actor"), of_person.label("of_person"))
+    key = sa.select(api_keys.c.name).where(api_keys.c.org_id == org_id)
+    of_key = key.where(api_keys.c.id == entries.c.actor_id).scalar_subquery()
+    labels = of_actor.label("of_actor"), of_person.label("of_person"), of_key.label("key_name")
+    listed = sa.select(entries, *labels)
     named = with_project_names(listed, entries.c.project_id, org_id)
     return named.where(entries.c.org_id == org_id)
 

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import msgspec
 
+from gateway.console.tables import harmless
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -229,14 +231,14 @@ def _padded(text: str, kind: Kind, width: int) -> str:
 
 
 def to_csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """Return RFC 4180 lines under a head of the columns' keys; nothing is shortened, and what is
-    not there is empty."""
+    """Return RFC 4180 lines under a head of the columns' keys; nothing is shortened, what is not
+    there is empty, and no spreadsheet computes a name that somebody chose."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([each.key for each in columns])
     for row in rows:
         texts = (_exact(each, row) for each in columns)
-        writer.writerow(["" if text == ABSENT else text for text in texts])
+        writer.writerow(["" if text == ABSENT else harmless(text) for text in texts])
     return file.getvalue()
 
 

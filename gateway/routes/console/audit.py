@@ -61,6 +61,10 @@ def who(event: AuditEvent) -> str:
             return event.emails[each]
     if event.actor_kind == "system":
         return SYSTEM.get(event.actor_id, event.actor_id)
+    if event.actor_id == event.org_id:
+        return "a link, before anybody was signed in"
+    if event.key_name is not None:
+        return event.key_name
     return event.on_behalf_of or event.actor_id
 
 
@@ -93,6 +97,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         TableColumn("Project", "project_name"),
         TableColumn("From", "ip"),
         TableColumn("Request", "request_id", kind="id"),
+        TableColumn("Actor", "actor_id", kind="id"),
     )  # fmt: skip
     return request.render(
         "audit",

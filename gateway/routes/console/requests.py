@@ -4,6 +4,7 @@ its time went, what it used, why the cache stopped, what it cost and how that is
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, get_args
@@ -55,7 +56,8 @@ BLOCK_TOKENS = 16
 EVENT_STREAM = "text/event-stream"
 KEEP_ALIVE_S = 15.0
 LONGEST_WATCH_S = 600.0
-"""Then the browser connects again, as who it is then."""
+"""Then the browser connects again. Who signed out meanwhile, or has another role, is told nothing
+more after KEEP_ALIVE_S."""
 STAGE_WORDS = {
     "authenticate": ("who it is", "other"),
     "read": ("read", "other"),
@@ -234,8 +236,13 @@ async def follow(request: ConsoleRequest) -> Stream:
         try:
             async with request.services.live_tail.watching(request.org_id) as watcher:
                 async with asyncio.timeout(LONGEST_WATCH_S):
+                    asked_at = time.monotonic()
                     while not watcher.has_ended:
                         rows = [row for row in await watcher.read(KEEP_ALIVE_S) if is_wanted(row)]
+                        if time.monotonic() - asked_at >= KEEP_ALIVE_S:
+                            if not await request.is_still_allowed():
+                                return
+                            asked_at = time.monotonic()
                         yield rendered(request, rows) if rows else sse.KEEPALIVE
         except TooManyWatchers:
             yield sse.encode(b"Too many watch at once; try again later.", b"refused")

@@ -28,7 +28,7 @@ WHERE = {
 }
 """The page on whose addresses an id of a prefix stands."""
 BELOW = {"inv_": "/invoices"}
-"""What stands there between the page's path and the id."""
+"""The path between the page's own and the id, where there is one."""
 
 page = ConsolePage(name="search", title="Search")
 

@@ -105,7 +105,10 @@ def test_origins_and_models(installed: dict[str, str]) -> None:
         (("orgs", "create", "--name", "default"), "name: there is an organization 'default'"),
         (("orgs", "create", "--name", "b", "--plan", "lead"), "plan: no plan 'lead'"),
         (("orgs", "set-plan", "nope", "--no-plan"), "org: no organization 'nope'"),
-        (("users", "link", "--email", "no@a.example"), "email: no user of default has this address"),
+        (
+            ("users", "link", "--email", "no@a.example"),
+            "email: no user of default has this address",
+        ),
         (("projects", "create", "--name", "b", "--org", "nope"), "org: no organization 'nope'"),
         (("projects", "create", "--name", "default"), "name: the organization has a project"),
         (("projects", "list", "--org", "nope"), "org: no organization 'nope'"),

@@ -10,7 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
+from gateway.audit.log import Actor, record
+from gateway.db import tenant
+from gateway.tenancy.tables import api_keys
 from tests.gateway.console.conftest import Visit
 from tests.gateway.console.seeds import HOSTILE
 from tests.gateway.console.server import PASSWORD_OF_URL, ConsoleServer
@@ -98,6 +102,33 @@ def test_the_audit_log_is_filtered_opened_and_verified(visit: Visit) -> None:
     tab.get_by_role("heading", name="webhook_endpoint.created").wait_for()
     assert "https://hooks.example/little" in tab.locator("tbody").inner_text()
     assert "secret" not in tab.locator("tbody").inner_text()
+
+
+def test_the_audit_log_names_the_key_that_acted(console: ConsoleServer, sessions: Sessions) -> None:
+    """36 digits say nothing to who asks who it was; the id stands in a column of its own."""
+
+    async def act() -> str:
+        async with tenant(console.services.db, console.little.id) as conn:
+            key = sa.select(api_keys.c.id).where(api_keys.c.name == "nightly-eval")
+            key_id = str(await conn.scalar(key))
+            for actor in (key_id, console.little.id):
+                await record(
+                    conn,
+                    org_id=console.little.id,
+                    actor=Actor(kind="api_key" if actor == key_id else "user", id=actor),
+                    action="project.updated",
+                    target="who-was-it",
+                )
+            return key_id
+
+    key_id = console.call(act)
+    with httpx.Client(base_url=console.url, cookies=sessions("little", "owner")) as client:
+        told = client.get("/console/audit?target=who-was-it&format=csv").text
+    rows = list(csv.DictReader(io.StringIO(told.removeprefix("\ufeff"))))
+    assert [(row["Who"], row["Actor"]) for row in rows] == [
+        ("a link, before anybody was signed in", console.little.id),
+        ("nightly-eval", key_id),
+    ]
 
 
 def test_the_fleet_is_the_operators_and_is_renewed_in_place(visit: Visit) -> None:

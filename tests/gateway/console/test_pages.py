@@ -234,7 +234,7 @@ def test_no_form_is_a_fault_of_the_server(client: httpx.Client) -> None:
 
 
 def test_a_name_beyond_latin_1_leads_to_its_page(client: httpx.Client) -> None:
-    """What a form leads to stands in a header."""
+    """A redirect stands in a header, which has no letters beyond Latin-1."""
     for name in ("\u8ba1\u5212", "half? #1"):
         form = {"name": name, "form_token": token_of(client)}
         made = client.post("/console/plans/create", data=form)
@@ -261,7 +261,7 @@ LOOKED_UP = {
     "/console/playground/completions",
     *(f"/console/keys/x/{act}" for act in ("update", "rotate", "revoke")),
 }
-"""What is asked for is looked up before anybody knows whether they may: there is none."""
+"""Their things are looked up before anybody knows whether they may: there are none."""
 
 
 def forms_of(console: ConsoleServer) -> list[str]:

@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable
 
 import httpx
+import pytest
 import sqlalchemy as sa
 
 from gateway.db import tenant
 from gateway.request_log.writer import RequestLog
+from gateway.routes.console import requests
 from tests.gateway.console.conftest import Visit
 from tests.gateway.console.server import ConsoleServer, Organization
 from tests.gateway.request_log.console_seeds import HOSTILE_TEXT, request_of
@@ -71,6 +73,27 @@ def test_requests_come_in_while_somebody_watches(visit: Visit, console: ConsoleS
     assert tab.locator("#found tbody tr").count() == before + 1
     tab.get_by_role("button", name="Pause").click()
     tab.get_by_text("Paused.").wait_for(timeout=WAIT_MS)
+
+
+def test_who_signs_out_watches_no_longer(
+    console: ConsoleServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another tab, which leaves the stream of this one open."""
+    monkeypatch.setattr(requests, "KEEP_ALIVE_S", 0.05)
+    cookies = console.session(console.little, "reader")
+    with httpx.Client(base_url=console.url, cookies=cookies, timeout=WAIT_MS / 1000) as client:
+        with client.stream("GET", "/console/requests/live") as stream:
+            lines = stream.iter_lines()
+            for line in lines:
+                if line.startswith(":"):
+                    break  # it is kept open
+            page = client.get("/console/requests").text
+            token = re.search('name="form-token" content="([^"]+)"', page)
+            assert token is not None
+            done = client.post("/console/sign-out", data={"form_token": token[1]})
+            assert done.status_code == 303
+            for _ in lines:
+                pass  # until it ends
 
 
 def test_a_request_is_shown_to_its_organization_alone(

@@ -28,7 +28,7 @@ from litestar import Response
 from litestar.datastructures import Cookie
 
 from gateway.auth.errors import MissingScope
-from gateway.auth.login.sessions import Session
+from gateway.auth.login.sessions import Session, principal_of
 from gateway.auth.oauth.authorization import Authorization
 from gateway.console import formats
 from gateway.console.pages import guard_console, render
@@ -39,7 +39,7 @@ from gateway.principal import MAX_LIMIT, PlanLimit
 from gateway.request_errors import BadField
 from gateway.routes.console.frame.navigation import PageEntry, navigation_of
 from gateway.routes.shared.access import AuthenticatedRequest
-from gateway.routes.shared.browser import Browser, auth_of
+from gateway.routes.shared.browser import Browser, auth_of, open_browser
 from gateway.routes.shared.media_types import HTML
 from gateway.routes.shared.resource import ActingRequest, org_of
 from gateway.tenancy.errors import InvalidField
@@ -123,6 +123,11 @@ class ConsoleRequest(ActingRequest):
         if not self.can(scope, project_id):
             raise MissingScope(scope)
 
+    async def is_still_allowed(self) -> bool:
+        """Tell whether they are still signed in, and the page still theirs: for what goes on."""
+        found = (await open_browser(self.http)).session
+        return found is not None and self.page.is_for(principal_of(found))
+
     # what is asked
 
     @property
@@ -196,9 +201,9 @@ class ConsoleRequest(ActingRequest):
         found = self.http.cookies.get(THEME, "")
         return found if found in THEMES else ""
 
-    def read_limits(self, limits: Iterable[PlanLimit]) -> dict[str, int | None]:
+    def read_limits(self, limits: Iterable[PlanLimit]) -> dict[str, Any]:
         """Read the limits that the form has; an empty field is no limit. Raises: InvalidField."""
-        found: dict[str, int | None] = {}
+        found: dict[str, Any] = {}
         for limit in limits:
             text = self.form.get(limit.name, "").replace(",", "").replace("\u00a0", "").strip()
             is_number = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS

@@ -138,6 +138,12 @@ def test_csv_and_json_have_every_digit_and_whole_ids() -> None:
     assert to_csv([{"created_at": None, "usd": None}], shown).splitlines()[1] == ","
 
 
+def test_csv_has_no_name_that_a_spreadsheet_computes() -> None:
+    rows = [{"id": "-5", "n": -5, "name": "=cmd|' /C calc'!A0", "plan": "@x"}]
+    _, row = csv.reader(io.StringIO(to_csv(rows, COLUMNS)))
+    assert row == ["-5", "-5", "'=cmd|' /C calc'!A0", "'@x"]
+
+
 def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     with CliRunner().isolation() as (out, *_):
         show(ROWS, COLUMNS, Output("json"))
