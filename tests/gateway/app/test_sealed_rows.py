@@ -225,7 +225,12 @@ def test_rows_of_before_are_sealed_and_a_new_secret_seals_all_anew(
     assert worker.run(secrets_of(db)) == {"newer", secret.current.id}
     done = worker.run(reseal(db, newer))
     assert done.num_sealed > 0 and done.unreadable == []
-    assert worker.run(secrets_of(db)) == {"newer"}
+
+    def is_all_sealed() -> bool:
+        worker.run(reseal(db, newer))  # a row that its runner holds is left for the next walk
+        return worker.run(secrets_of(db)) == {"newer"}
+
+    wait(worker, is_all_sealed)
     assert worker.run(reseal(db, newer)).num_sealed == 0
     lost = worker.run(reseal(db, secret))
     assert f"files {file.id}" in lost.unreadable, "its secret is not in this file"

@@ -135,6 +135,16 @@ def test_messages(worker: Running, key: str, stream: bool) -> None:
     assert found["choices"][0]["text"] == text
 
 
+def test_a_response_in_the_background_is_stored_once_it_has_ended(
+    worker: Running, key: str
+) -> None:
+    body = {"model": "near", "input": HOSTILE, "max_output_tokens": 6, "background": True}
+    found = stored(worker, ask(worker, key, "/v1/responses", body))
+    assert [each["text"] for each in found["messages"]] == [HOSTILE]
+    [choice] = found["choices"]
+    assert choice["text"] and choice["finish_reason"] == "length"
+
+
 def test_responses(worker: Running, key: str) -> None:
     body = {"model": "near", "instructions": "be brief", "input": HOSTILE, "max_output_tokens": 6}
     answer = ask(worker, key, "/v1/responses", body)
