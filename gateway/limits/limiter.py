@@ -71,6 +71,7 @@ from gateway.limits.counters import (
     SpentUnknown,
 )
 from gateway.limits.funding import Funds, Lender, NoLender, OrgCounter
+from gateway.limits.live_use import LiveUse, read_use
 from gateway.limits.outcomes import (
     Admission,
     Refusal,
@@ -417,6 +418,11 @@ class Limiter:
         """Give back the tokens and the request of a lease that nobody is billed for."""
         asked: Any = (lease_id, NOTHING.by_letter(requests=0), [])
         return await self._settle(lease_id, ScriptCall(org_keys(org_id), asked))
+
+    async def use_now(self, org_id: str, scopes: Sequence[ScopeLimits]) -> LiveUse:
+        """Return how much of these limits is used and held, for people to look at. Raises:
+        LimiterUnavailable."""
+        return await read_use(self._scripts, org_id, scopes)
 
     async def _close(self, admission: Admission, used: Units, *, requests: int) -> Settlement:
         if not admission.has_lease:

@@ -4,6 +4,7 @@ is spent and held; makes, changes, rotates and revokes them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,15 +16,22 @@ from billing.errors import MoneyError
 from billing.ledger.spend_totals import SpentByKey, spent_by_keys, spent_query
 from billing.money import usd
 from billing.queries import Query, ask_all
+from engine.protocol import Lane
+from gateway.auth.bearer.api_keys import to_principal
+from gateway.console.formats import duration
 from gateway.console.tables import Table, TableColumn
 from gateway.limits.counters import spent_now
+from gateway.limits.live_use import LimitUse, LiveUse
+from gateway.limits.outcomes import scopes_of
+from gateway.limits.redis.scope_limits import ScopeLimits
+from gateway.limits.redis.scripts import LimiterUnavailable
 from gateway.limits.spending import PICO_PER_NANO, Counter, counter_of
 from gateway.permissions import SCOPE_MCP_CALL
-from gateway.principal import PLAN_LIMITS, SCOPE_INFERENCE
+from gateway.principal import PLAN_LIMITS, SCOPE_INFERENCE, Principal
 from gateway.routes.admin.keys import check_given
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
-from gateway.tenancy.errors import InvalidField
+from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.keys.changes import DEFAULT_GRACE_S, rotate_key, update_key
 from gateway.tenancy.keys.key_pages import (
     STATES,
@@ -33,6 +41,7 @@ from gateway.tenancy.keys.key_pages import (
     list_key_pages,
 )
 from gateway.tenancy.keys.keys import CreatedKey, KeyRow, create_key, revoke_key
+from gateway.tenancy.keys.records import read_key
 from gateway.tenancy.keys.restrictions import Restrictions
 from gateway.tenancy.money.spend_caps import archive_spend_cap, check_amount, create_spend_cap
 from gateway.tenancy.projects import select_projects
@@ -274,6 +283,69 @@ async def show_one(request: ConsoleRequest, made: CreatedKey | None = None) -> R
         may_change=may_change(request, key),
         default_grace=str(DEFAULT_GRACE_S),
     )
+
+
+@page.get("/{key_id:str}/use", renews=True)
+async def show_use(request: ConsoleRequest) -> Response[bytes]:
+    """Show what a key uses of its limits now, and of those that it shares; its page renews this."""
+    key_id = request.ids["key_id"]
+    async with request.transaction() as conn:
+        record = await read_key(conn, org_id=request.org_id, key_id=key_id)
+    if record is None:
+        raise NotFound("key", "no such key")
+    principal = to_principal(record)
+    use: LiveUse | None = None
+    with suppress(LimiterUnavailable):
+        use = await request.services.generation.limiter.use_now(
+            request.org_id, all_scopes_of(principal)
+        )
+    table = Table(
+        "Its limits now",
+        () if use is None else use.limits,
+        TableColumn("Of", lambda each: whose(principal, each.scope)),
+        *USE_COLUMNS,
+    )
+    return request.render("key_use", table=table, key=record.row, use=use)
+
+
+def all_scopes_of(principal: Principal) -> list[ScopeLimits]:
+    """Return all limits that may bind a request of a principal, whatever its model and lane."""
+    found = {(each.scope, each.owner_id): each for each in scopes_of(principal, "", EVERY_LANE)}
+    for model in sorted({*principal.key_model_plans, *principal.model_plans}):
+        for each in scopes_of(principal, model, EVERY_LANE):
+            found.setdefault((each.scope, each.owner_id), each)
+    return list(found.values())
+
+
+EVERY_LANE: Lane = "batch"
+"""The lane in which every limit holds."""
+
+
+def whose(principal: Principal, scope: ScopeLimits) -> str:
+    model = scope.owner_id.partition("/")[2]
+    return {
+        "key": "this key",
+        "key_model": f"this key, {model}",
+        "project": principal.project_name or "its project",
+        "model": f"{principal.project_name or 'its project'}, {model}",
+        "org": "the organization",
+        "client": "its application",
+    }[scope.scope]
+
+
+def full_again(use: LimitUse) -> str:
+    if use.full_in_s is None:
+        return "as requests end"
+    return f"in {duration(use.full_in_s)}" if use.full_in_s > 0 else "it is"
+
+
+USE_COLUMNS = (
+    TableColumn("Limit", lambda use: use.amount, kind="count", detail=lambda use: use.limit.title),
+    TableColumn("Used", "used", kind="count", hint="What has not refilled yet."),
+    TableColumn("Held", "held", kind="count", hint="By running requests, which may use it."),
+    TableColumn("Left now", "left", kind="count"),
+    TableColumn("All of it again", full_again),
+)
 
 
 def may_change(request: ConsoleRequest, key: KeyRow) -> bool:

@@ -3,6 +3,7 @@ operators make, change and archive them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 from urllib.parse import quote
 
@@ -12,12 +13,26 @@ from engine.protocol import Lane
 from gateway.console.formats import count
 from gateway.console.tables import Table, TableColumn
 from gateway.db import tenant
-from gateway.principal import PLAN_LIMITS
+from gateway.limits.live_use import LiveUse
+from gateway.limits.outcomes import buckets_of
+from gateway.limits.redis.scope_limits import ScopeLimits
+from gateway.limits.redis.scripts import LimiterUnavailable
+from gateway.principal import PLAN_LIMITS, Plan
 from gateway.routes.admin.installation.plans import select_plans
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
+from gateway.routes.console.keys import EVERY_LANE, USE_COLUMNS
 from gateway.tenancy.errors import InvalidField
-from gateway.tenancy.money.plans import PlanRow, archive_plan, create_plan, get_plan, update_plan
+from gateway.tenancy.keys.restrictions import narrowed
+from gateway.tenancy.money.plans import (
+    PlanHolder,
+    PlanRow,
+    archive_plan,
+    create_plan,
+    get_plan,
+    list_holders,
+    update_plan,
+)
 from gateway.tenancy.pages import read_page
 from gateway.tenancy.tables import plans
 from gateway.wire.shared.page_query import ArchivedPageQuery
@@ -69,14 +84,58 @@ def address_of(name: str) -> str:
 async def show_one(request: ConsoleRequest) -> Response[bytes]:
     async with request.transaction() as conn:
         plan = await get_plan(conn, request.ids["name"])
+        holders = await list_holders(conn, org_id=request.org_id, plan=plan.name)
+    use = await use_of(request, plan, holders)
+    names = {(each.scope, each.id): each.name for each in holders}
+    table = Table(
+        "Who is on it, and what they use now",
+        () if use is None else use.limits,
+        TableColumn(
+            "Who",
+            lambda each: names[each.scope.scope, each.scope.owner_id],
+            link=lambda each: page_of(each.scope),
+            detail=lambda each: {"org": "the organization"}.get(each.scope.scope, each.scope.scope),
+        ),
+        *USE_COLUMNS,
+    )
     return request.render(
         "plan",
+        table=table,
+        holders=holders,
+        use=use,
         plan=plan,
         path=address_of(plan.name),
         limits=[(limit, getattr(plan, limit.name)) for limit in PLAN_LIMITS],
         lanes=LANES,
         may_change=request.can(OPERATORS) and not plan.in_settings and plan.archived_at is None,
     )
+
+
+async def use_of(
+    request: ConsoleRequest, plan: PlanRow, holders: Sequence[PlanHolder]
+) -> LiveUse | None:
+    """Return what those who are on a plan use of it now; None: the store does not answer."""
+    limits = Plan(**{name: getattr(plan, name) for name in Plan.__struct_fields__})
+    scopes = []
+    for each in holders:
+        own = narrowed(limits, each.own)
+        buckets, streams = buckets_of(own, EVERY_LANE), own.max_concurrent_streams
+        if buckets or streams is not None:
+            scopes.append(
+                ScopeLimits(
+                    scope=each.scope, owner_id=each.id, buckets=buckets, max_streams=streams
+                )
+            )
+    try:
+        return await request.services.generation.limiter.use_now(request.org_id, scopes)
+    except LimiterUnavailable:
+        return None
+
+
+def page_of(scope: ScopeLimits) -> str | None:
+    places = {"key": "keys", "project": "projects"}
+    found = places.get(scope.scope)
+    return None if found is None else f"/console/{found}/{scope.owner_id}"
 
 
 def values_of(request: ConsoleRequest) -> dict[str, Any]:

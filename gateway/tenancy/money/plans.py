@@ -18,11 +18,20 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import SETTINGS, Actor, record
-from gateway.principal import LIMIT_NAMES, MAX_LIMIT, UNLIMITED, Plan
+from gateway.principal import (
+    KEY_LIMIT_NAMES,
+    LIMIT_NAMES,
+    MAX_LIMIT,
+    UNLIMITED,
+    CapScope,
+    Plan,
+)
 from gateway.tenancy.changes import EVERYTHING, changing, unchecked
 from gateway.tenancy.errors import InvalidField, NameTaken, NotFound, ReadOnly
-from gateway.tenancy.tables import check_name, plans
+from gateway.tenancy.tables import api_keys, check_name, orgs, plans, projects
 
+MAX_HOLDERS = 20
+"""The holders of a plan that are listed."""
 PLAN_FIELDS = Plan.__struct_fields__
 """The names of a plan's limits, lane, weight and price list."""
 
@@ -242,3 +251,52 @@ def _to_row(row: sa.Row[Any] | None, name: str) -> PlanRow:
     if row is None:
         raise NotFound("plan", f"no plan {name!r}")
     return PlanRow(**row._mapping)
+
+
+class PlanHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is on a plan, of one org."""
+
+    scope: CapScope
+    id: str
+    name: str
+    own: dict[str, int | None]
+    """The limits that a key has of its own, within those of the plan."""
+
+
+async def list_holders(
+    conn: AsyncConnection, *, org_id: str, plan: str, limit: int = MAX_HOLDERS
+) -> list[PlanHolder]:
+    """Return who of an org is on a plan: the org itself, its projects, then its keys, by name."""
+    none = [sa.null().cast(sa.BigInteger).label(name) for name in KEY_LIMIT_NAMES]
+    parts: list[tuple[int, CapScope, sa.Table, Sequence[sa.ColumnElement[Any]]]] = [
+        (0, "org", orgs, none),
+        (1, "project", projects, none),
+        (2, "key", api_keys, [api_keys.c[name] for name in KEY_LIMIT_NAMES]),
+    ]
+    alive = {
+        "org": orgs.c.id == org_id,
+        "project": sa.and_(projects.c.org_id == org_id, projects.c.archived_at.is_(None)),
+        "key": sa.and_(api_keys.c.org_id == org_id, api_keys.c.revoked_at.is_(None)),
+    }
+    found = sa.union_all(
+        *(
+            sa.select(
+                sa.literal(place).label("place"),
+                sa.literal(scope).label("scope"),
+                table.c.id,
+                table.c.name,
+                *own,
+            ).where(table.c.plan == plan, alive[scope])
+            for place, scope, table, own in parts
+        )
+    )
+    rows = await conn.execute(found.order_by("place", "name", "id").limit(limit))
+    return [
+        PlanHolder(
+            scope=row.scope,
+            id=row.id,
+            name=row.name,
+            own={name: getattr(row, name) for name in KEY_LIMIT_NAMES},
+        )
+        for row in rows
+    ]

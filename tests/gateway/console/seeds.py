@@ -18,12 +18,14 @@ from gateway.db import tenant
 from gateway.installation.items import create_item, read_number, report_home
 from gateway.installation.merge import ChangeCheck, StoredSetting
 from gateway.limits.spending import counter_of
+from gateway.principal import LIMIT_NAMES
 from gateway.tenancy.keys.keys import create_key
 from gateway.tenancy.members.members import add_member
 from gateway.tenancy.money.plans import create_plan
 from gateway.tenancy.money.spend_caps import create_spend_cap
 from gateway.tenancy.projects import create_project
 from gateway.tenancy.tables import api_keys
+from gateway.tenancy.tables import projects as projects_table
 from gateway.webhooks.endpoints import create_endpoint, select_endpoints
 from gateway.webhooks.tables import deliveries, endpoints
 from tests.billing.console_seeds import invoice_addresses, sow_billing
@@ -64,6 +66,23 @@ async def projects(server: ConsoleServer) -> None:
     async with tenant(server.services.db, server.much.id) as conn:
         for name in (HOSTILE[:100], *(f"project {n}" for n in range(60))):
             await create_project(conn, org_id=server.much.id, name=name, actor=COMMAND_LINE)
+
+
+async def plans(server: ConsoleServer) -> None:
+    """Make a plan, and put a project of each organization on it."""
+    limits = dict.fromkeys(LIMIT_NAMES) | {"tokens_per_minute": 60_000, "requests_per_minute": 600}
+    async with tenant(server.services.system_db, server.little.id) as conn:
+        await create_plan(
+            conn,
+            name="team",
+            values={**limits, "lane": None},
+            operator_org=server.little.id,
+            actor=COMMAND_LINE,
+        )
+    for org in (server.little, server.much):
+        async with tenant(server.services.db, org.id) as conn:
+            project = sa.update(projects_table).where(projects_table.c.id == org.project_id)
+            await conn.execute(project.values(plan="team"))
 
 
 async def budgets(server: ConsoleServer) -> None:
@@ -112,11 +131,16 @@ def things(server: ConsoleServer, org: Organization) -> list[str]:
         async with tenant(server.services.db, org.id) as conn:
             key_id = await conn.scalar(sa.select(sa.func.min(api_keys.c.id)))
             newest = await conn.scalar(sa.select(sa.func.max(api_keys.c.id)))
-        return [f"/console/keys/{key_id}", f"/console/keys/{newest}"]
+        return [
+            f"/console/keys/{key_id}",
+            f"/console/keys/{newest}",
+            f"/console/keys/{newest}/use",
+        ]
 
     return [
         *server.call(newest),
         f"/console/projects/{org.project_id}",
+        "/console/plans/team",
         f"/console/people/{org.users['developer']}",
         f"/console/plans/{PLAN}",
         "/console/search?q=e",

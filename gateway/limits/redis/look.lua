@@ -1,0 +1,44 @@
+-- Read how full scopes are, and what open leases hold of them. Nothing changes: expired leases are passed over, not healed.
+--
+-- KEYS  the org's open leases (sorted set: id -> expiry), prefix of lease keys, its epoch, the scopes
+-- ARGV  msgpack of {scopes as `admit` has them, how many leases are read at most}
+-- Returns {now, open leases, then per scope: its open leases, and of each bucket its full moment (-1: nobody knows) and how
+--       much of its refill is held}
+
+local leases_key, prefix = KEYS[1], KEYS[2]
+local asked, most = unpack(cmsgpack.unpack(ARGV[1]))
+if not read_epoch(KEYS[3]) then
+  epoch = 0
+end
+
+local held = {}
+for _, lease_id in ipairs(redis.call('ZRANGEBYSCORE', leases_key, now, '+inf', 'LIMIT', 0, most)) do
+  local packed = redis.call('GET', prefix .. lease_id)
+  local lease = packed and packed ~= 'settled' and cmsgpack.unpack(packed) or {}
+  for _, part in ipairs(lease.c or {}) do
+    local of_scope = held[part[1]] or {}
+    held[part[1]] = of_scope
+    for _, charge in ipairs(part[2]) do
+      local kind, limit, _, window, takes = unpack(charge)
+      local left = -cost(lease.u[kind] or 0, limit, window)
+      for _, each in ipairs(takes) do
+        left = left + each[2]
+      end
+      of_scope[kind] = (of_scope[kind] or 0) + math.max(0, left)
+    end
+  end
+end
+
+local reply = {now, redis.call('ZCOUNT', leases_key, now, '+inf')}
+for i, each in ipairs(asked) do
+  local scope = load_scope(KEYS[i + 3])
+  local of_scope = held[KEYS[i + 3]] or {}
+  table.insert(reply, scope.s)
+  for _, bucket in ipairs(each[2]) do
+    local kind, limit, burst, window = unpack(bucket)
+    local found = scope.b[kind] or (limit > 0 and fresh(scope, kind, limit, burst, window))
+    table.insert(reply, found and found.f or -1)
+    table.insert(reply, of_scope[kind] or 0)
+  end
+end
+return reply
