@@ -27,7 +27,7 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
         return self.available_pico + self.leased_pico - self.unpaid_pico
 
 
-_BALANCE = sa.text("""
+BALANCE = """
     SELECT
         (SELECT coalesce(sum(amount_pico), 0) FROM credit_grants WHERE org_id = :org)
             AS credited_pico,
@@ -38,7 +38,9 @@ _BALANCE = sa.text("""
             AS available_pico
     FROM credit_grants g JOIN balances b ON b.account = 'grant:' || g.id
     WHERE g.org_id = :org AND g.ended_at IS NULL
-""").columns(
+"""
+"""SQL: the fields of `Balance`, of `:org`."""
+_BALANCE = sa.text(BALANCE).columns(
     *(
         sa.column(name, sa.Numeric)
         for name in ("credited_pico", "unpaid_pico", "leased_pico", "available_pico")

@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -188,6 +188,9 @@ class Catalog:
         self._pins, self._now_s = pins, now_s
         self.noticed: list[Callable[[str, Upstream], None]] = []
         """Told of an org's server of which other things are shown, since it offers others."""
+        self.compared: list[Callable[[str, str, Sequence[Change]], None]] = []
+        """Told of an org's server, and of what it offers that is hidden, each time that either its
+        offer or what is approved of it is another. Waits for nothing."""
         self._entries: WeakKeyDictionary[Upstream, CatalogEntry] = WeakKeyDictionary()
 
     async def opens(self, org_id: str, config: ServerConfig) -> bool:
@@ -218,7 +221,7 @@ class Catalog:
                 before = entry.last if entry.seen is None else None
                 entry.approved = approved
                 entry.seen = entry.last = await listed(upstream.config, approved, entry.offer)
-                self._log_hidden(upstream, entry.seen)
+                self._tell_hidden(org_id, upstream, entry.seen)
                 if before is not None and passes_on and differs(before, entry.seen):
                     for noticed in self.noticed:
                         noticed(org_id, upstream)
@@ -247,10 +250,13 @@ class Catalog:
             entry.offer = entry.digest = entry.seen = None
         entry.generation, entry.checked_at, entry.done = generation, began_at, number
 
-    def _log_hidden(self, upstream: Upstream, seen: ServerListing) -> None:
-        hidden = len(seen.listing.hidden)
+    def _tell_hidden(self, org_id: str, upstream: Upstream, seen: ServerListing) -> None:
+        hidden = seen.listing.hidden
         if hidden:
-            log.info("mcp: %s: %d things are hidden until approved", upstream.name, hidden)
+            log.info("mcp: %s: %d things are hidden until approved", upstream.name, len(hidden))
+        if not seen.stale:
+            for compared in self.compared:
+                compared(org_id, upstream.name, hidden)
 
 
 def differs(one: ServerListing, other: ServerListing) -> bool:

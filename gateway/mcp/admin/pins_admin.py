@@ -104,9 +104,11 @@ class PinsAdmin:
         redis: Redis,
         feed: ChangeFeed,
         meaning: MeaningScan | None = None,
+        compared: Callable[[str, str, Sequence[Change]], None] = lambda org_id, server, waits: None,
     ) -> None:
-        """`meaning`: compares what is shown by what it means. None: by its words alone."""
-        self._meaning = meaning
+        """`meaning`: compares what is shown by what it means. None: by its words alone.
+        `compared`: is told of each look, with what waits; waits for nothing."""
+        self._meaning, self._on_compared = meaning, compared
         self._servers = {each.name: each for each in servers}
         self._transports, self._info = transports, info
         self._db, self._redis, self._feed = db, redis, feed
@@ -242,7 +244,9 @@ class PinsAdmin:
         if config.trust == "all":
             return ServerOffer(config, len(approved.pins))
         others = await of_others(conn, self.of_org(org_id), org_id, config.name)
-        return await asyncio.to_thread(compared, config, approved, offer, others)
+        seen = await asyncio.to_thread(compared, config, approved, offer, others)
+        self._on_compared(org_id, config.name, seen.waits if approved.pins else ())
+        return seen
 
 
 async def of_others(

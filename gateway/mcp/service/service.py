@@ -182,6 +182,7 @@ async def open_service(
     from gateway.mcp.service.wiring import (
         open_approvals,
         open_approvals_count,
+        open_changed_offers,
         open_feed,
         open_records,
         open_trust,
@@ -222,7 +223,8 @@ async def open_service(
     await bridge.start()
     stack.push_async_callback(bridge.close)
     tell_of(feed, bridge.watches)
-    pins = PinsAdmin((), transports, info, db, redis, feed)
+    changed = await open_changed_offers(stack, redis, guard)
+    pins = PinsAdmin((), transports, info, db, redis, feed, compared=changed.note)
 
     def approvals_of(principal: Principal) -> Approvals:
         return open_approvals(db, to_actor(principal))

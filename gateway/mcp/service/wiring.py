@@ -18,6 +18,7 @@ from gateway.ids import uuid7_text
 from gateway.mcp.approvals import PostgresApprovals, count_waiting
 from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.calls import RedisCalls
+from gateway.mcp.changed_offers import ChangedOffers
 from gateway.mcp.known import CachedTrust, ChangeFeed
 from gateway.mcp.metered import CallMeter
 from gateway.mcp.records import AuditRecords
@@ -48,6 +49,15 @@ async def open_feed(stack: AsyncExitStack, redis: Redis) -> ChangeFeed:
     await feed.start()
     stack.push_async_callback(feed.close)
     return feed
+
+
+async def open_changed_offers(stack: AsyncExitStack, redis: Redis, trust: Trust) -> ChangedOffers:
+    """Open what keeps the changes that the guard sees."""
+    changed = ChangedOffers(redis)
+    changed.start()
+    stack.push_async_callback(changed.close)
+    trust.catalog.compared.append(changed.note)
+    return changed
 
 
 async def open_trust(

@@ -4,18 +4,26 @@ for a person."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import msgspec
 from litestar import Response
 
 from engine.fairness import LANE_WEIGHTS
-from gateway.console.attention import Attention, ProjectBudget, TodoItem, find_attention
-from gateway.console.formats import count, ms, percent
+from gateway.console.attention import (
+    Attention,
+    ProjectBudget,
+    TodoItem,
+    changed_server,
+    find_attention,
+    in_order,
+)
+from gateway.console.formats import SPACE, count, ms, percent
 from gateway.console.tables import Table, TableColumn
 from gateway.lanes import Slo
+from gateway.mcp.changed_offers import read_changed
 from gateway.principal import SCOPE_USAGE_READ
 from gateway.request_log.summary import (
     NO_SUMS,
@@ -28,8 +36,12 @@ from gateway.request_log.summary import (
     summarize,
     window_of,
 )
+from gateway.routes.console.frame.navigation import PAGES
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
+
+if TYPE_CHECKING:
+    from mcp_bridge.upstream.upstream import ServerConfig
 
 LANES = tuple(LANE_WEIGHTS)
 MAX_SHOWN_PROJECTS = 8
@@ -65,16 +77,25 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
             latencies=LatencyChoice(by=("model",)),
             compares_groups=False,
         )
-        found = await find_attention(conn, request.org_id)
+    servers = servers_of(request)
+    async with request.system_db.connect() as conn:
+        found = await find_attention(conn, request.org_id, servers)
+    changed = await changed_servers(request, servers, found)
     lane: Any = filters.lane or "interactive"
     slo = request.services.generation.slos.of(filters.model, lane)
     series = summary.series()
     return request.render(
         "overview",
         table=tokens_table(series),
-        latencies=latencies_table(series),
+        first_tokens=latencies_table("Time to the first token", series, "ttft_ms"),
+        next_tokens=latencies_table("Time between tokens", series, "tpot_ms"),
+        goodputs=goodputs_table(series),
+        target=request.services.generation.slos.target,
         projects=projects_table(request, summary, found),
-        needs=[*down_replicas(request), *found.needs, *troubles(request, summary)],
+        needs=shown_needs(
+            request,
+            [*down_replicas(request), *found.needs, *changed, *troubles(request, summary)],
+        ),
         now_sums=summary.now,
         before=summary.before,
         series=[sums for _, sums in series],
@@ -103,13 +124,28 @@ def tokens_table(series: Sequence[tuple[Any, Sums]]) -> Table:
     )
 
 
-def latencies_table(series: Sequence[tuple[Any, Sums]]) -> Table:
+def latencies_table(caption: str, series: Sequence[tuple[Any, Sums]], name: str) -> Table:
+    """`name`: the latency, of `Sums`."""
+
+    def of(quantile: str) -> Any:
+        return lambda row: getattr(getattr(row[1], name), quantile)
+
     return Table(
-        "Time to the first token",
+        caption,
         series,
         TableColumn("Time", lambda row: row[0], kind="moment"),
-        TableColumn("p50", lambda row: row[1].ttft_ms.p50, kind="ms", series="p50"),
-        TableColumn("p99", lambda row: row[1].ttft_ms.p99, kind="ms", series="p99"),
+        TableColumn("p50", of("p50"), kind="ms", series="p50"),
+        TableColumn("p99", of("p99"), kind="ms", series="p99"),
+    )
+
+
+def goodputs_table(series: Sequence[tuple[Any, Sums]]) -> Table:
+    return Table(
+        "Requests that met their objective",
+        series,
+        TableColumn("Time", lambda row: row[0], kind="moment"),
+        TableColumn("Goodput", lambda row: row[1].goodput, kind="percent", series="good"),
+        TableColumn("Rated", lambda row: row[1].num_rated, kind="count"),
     )
 
 
@@ -159,6 +195,40 @@ def spend_by_project(
     return sorted(rows, key=lambda row: (-row.sums.cost_pico, -row.sums.tokens, row.name))
 
 
+def shown_needs(request: ConsoleRequest, needs: Collection[TodoItem]) -> list[tuple[TodoItem, str]]:
+    """Return what waits and where each leads, less what is on pages that are not theirs."""
+    return [
+        (each, f"{PAGES[each.page].path}{each.place}")
+        for each in in_order(needs)
+        if PAGES[each.page].is_for(request.user)
+    ]
+
+
+def servers_of(request: ConsoleRequest) -> Mapping[str, ServerConfig]:
+    """Return the organization's MCP servers of which something is to be approved, by name."""
+    service = request.services.mcp
+    known = {} if service is None else service.pins.of_org(request.org_id)
+    return {name: each for name, each in known.items() if each.trust != "all"}
+
+
+async def changed_servers(
+    request: ConsoleRequest, servers: Mapping[str, ServerConfig], found: Attention
+) -> list[TodoItem]:
+    """Tell which MCP servers differ from what was approved of them, as far as any worker knows."""
+    if not found.launches:
+        return []
+    from mcp_bridge.routing.catalog import launch_pin
+
+    numbers = await read_changed(request.redis, request.org_id)
+    needs = []
+    for name, digest in sorted(found.launches.items()):
+        if launch_pin(servers[name]).digest != digest:
+            needs.append(changed_server(name, 0))
+        elif number := numbers.get(name, 0):
+            needs.append(changed_server(name, number))
+    return needs
+
+
 def troubles(request: ConsoleRequest, summary: Summary) -> list[TodoItem]:
     """Tell which models are slower than their SLO, or fail often."""
     by_model: defaultdict[str, list[Sums]] = defaultdict(list)
@@ -171,23 +241,32 @@ def troubles(request: ConsoleRequest, summary: Summary) -> list[TodoItem]:
         if sums.num_requests < FEW_REQUESTS:
             continue
         slo = slos.of(model, lane)
-        to = f"/console/requests?{urlencode(request.range.query | {'model': model})}"
+        place = f"?{urlencode(request.range.query | {'model': model})}"
         if sums.num_rated >= FEW_REQUESTS and (sums.goodput or 0) < slos.target:
             latencies = summary.latencies.get((model,), NO_SUMS)
-            found.append(_slow(model, sums, latencies, slo, f"{to}&outcome=missed"))
+            found.append(_slow(model, sums, latencies, slo, f"{place}&outcome=missed"))
         if (sums.error_rate or 0) > MANY_FAILURES:
             text = f"{percent(sums.error_rate)} of {count(sums.num_requests)} requests failed"
-            need = TodoItem(word="Errors", tone="err", title=model, text=text)
-            found.append(msgspec.structs.replace(need, to=f"{to}&outcome=failed"))
+            need = TodoItem(word="Errors", tone="err", title=model, text=text, page="requests")
+            failed = f"{place}&outcome=failed"
+            found.append(msgspec.structs.replace(need, place=failed, action="Which"))
     return found
 
 
-def _slow(model: str, sums: Sums, latencies: Sums, slo: Slo, to: str) -> TodoItem:
+def _slow(model: str, sums: Sums, latencies: Sums, slo: Slo, place: str) -> TodoItem:
     text = f"{percent(sums.goodput)} of its requests met the SLO"
     p99 = latencies.ttft_ms.p99
     if p99 is not None and p99 > slo.ttft_s * 1000:
         text += f"; first token p99 {ms(p99)} over {ms(slo.ttft_s * 1000)}"
-    return TodoItem(word="SLO", tone="err", title=model, text=text, to=to, action="Which")
+    return TodoItem(
+        word="SLO",
+        tone="err",
+        title=model,
+        text=text,
+        page="requests",
+        place=place,
+        action="Which",
+    )
 
 
 def down_replicas(request: ConsoleRequest) -> list[TodoItem]:
@@ -201,7 +280,7 @@ def down_replicas(request: ConsoleRequest) -> list[TodoItem]:
             tone="err",
             title=each.name,
             text=f"is {each.state.replace('_', ' ')}",
-            to="/console/fleet",
+            page="fleet",
         )
         for each in fleet
         if not each.is_good
@@ -213,7 +292,8 @@ def change(now: int, before: int) -> str:
     if not before:
         return "nothing in the period before" if now else ""
     part = now / before - 1
-    return f"{part:+.0%} on the period before" if abs(part) >= 0.005 else "as in the period before"
+    same = "as in the period before"
+    return f"{part * 100:+.0f}{SPACE}% on the period before" if abs(part) >= 0.005 else same
 
 
 routes = page.routes

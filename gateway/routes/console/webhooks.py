@@ -1,5 +1,6 @@
 """Shows /console/webhooks: where events of the organization are sent and what became of each; sends
-one again, and makes, changes and archives endpoints."""
+one again, and makes, changes and archives endpoints; and /console/webhooks/mails: what people were
+sent of them by e-mail."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from typing import Any, get_args
 
 from litestar import Response
 
+from gateway.console.hidden import visible
 from gateway.console.tables import Table, TableColumn
+from gateway.mcp.admin.call_log import names_of
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
 from gateway.tenancy.errors import InvalidField
@@ -18,19 +21,27 @@ from gateway.webhooks import deliveries as delivery_verbs
 from gateway.webhooks import endpoints as verbs
 from gateway.webhooks.deliveries import DeliveryRecord, select_deliveries
 from gateway.webhooks.endpoints import EndpointOnce, EndpointRecord
+from gateway.webhooks.mail_channel import MailRecord, select_mails
 from gateway.webhooks.queue import PENDING
 from gateway.webhooks.tables import deliveries
+from gateway.webhooks.tables import mails as mail_deliveries
 from gateway.wire.admin.webhook_events import EventType
 from gateway.wire.admin.webhooks import DeliveryState
 
 CHANGE = "admin:billing"
 EVENTS = sorted(get_args(EventType))
 STATES: tuple[str, ...] = get_args(DeliveryState)
-TONES = {"delivered": "ok", "pending": "wait", "dead": "err"}
+SHOWN = {
+    "delivered": ("delivered", "ok"),
+    "pending": ("waits", "wait"),
+    "dead": ("given up", "err"),
+}
+"""The words of states, and their tones."""
 GRACE_S = 86_400
 """A new secret and the one before it both sign for so long."""
 
 page = ConsolePage(name="webhooks", title="Webhooks", letter="w")
+mails = ConsolePage(name="webhooks/mails", title="E-mails", below="webhooks")
 
 
 def state_of(endpoint: EndpointRecord) -> tuple[str, str]:
@@ -104,7 +115,7 @@ async def show_one(request: ConsoleRequest, made: EndpointOnce | None = None) ->
         "Deliveries",
         found,
         TableColumn("Event", "event_type"),
-        TableColumn("State", lambda each: (each.state, TONES[each.state]), "tag", detail=next_try),
+        TableColumn("State", lambda each: SHOWN[each.state], "tag", detail=next_try),
         TableColumn("Answer", answer_of),
         TableColumn("Attempts", "attempts", kind="count"),
         TableColumn("Happened", "created_at", kind="time"),
@@ -116,18 +127,18 @@ async def show_one(request: ConsoleRequest, made: EndpointOnce | None = None) ->
         more=found[-1].id if more else None,
         endpoint=endpoint,
         state=state_of(endpoint),
-        states=STATES,
+        states=[(each, SHOWN[each][0]) for each in STATES],
         made=made,
         is_open=endpoint.archived_at is None,
         is_ours=endpoint.settings_name is None and endpoint.archived_at is None,
     )
 
 
-def next_try(delivery: DeliveryRecord) -> str | None:
+def next_try(delivery: DeliveryRecord | MailRecord) -> str | None:
     return f"again at {delivery.due_at:%H:%M} UTC" if delivery.state == PENDING else None
 
 
-def answer_of(delivery: DeliveryRecord) -> str | None:
+def answer_of(delivery: DeliveryRecord | MailRecord) -> str | None:
     if delivery.status is None:
         return delivery.failure
     return f"{delivery.status} {delivery.failure or ''}".strip()
@@ -201,4 +212,31 @@ async def redeliver(request: ConsoleRequest) -> Response[bytes]:
     )
 
 
-routes = page.routes
+@mails.get()
+async def show_mails(request: ConsoleRequest) -> Response[bytes]:
+    listed = select_mails(request.org_id, state=request.value("state", STATES) or None)
+    async with request.transaction() as conn:
+        rows, more = await read_page(conn, listed, mail_deliveries.c.id, request.cursor())
+        people = await names_of(conn, request.org_id, [row.user_id for row in rows])
+    found = [MailRecord(**row._mapping) for row in rows]
+    table = Table(
+        "E-mails",
+        found,
+        TableColumn("Event", "event_type"),
+        TableColumn("To", lambda each: visible(people.get(each.user_id, each.user_id)),
+                    link=lambda each: f"/console/people/{each.user_id}"),
+        TableColumn("State", lambda each: SHOWN[each.state], "tag", detail=next_try),
+        TableColumn("Answer", answer_of),
+        TableColumn("Attempts", "attempts", kind="count"),
+        TableColumn("Happened", "created_at", kind="time"),
+        TableColumn("Id", "id", kind="id"),
+    )  # fmt: skip
+    return request.render(
+        "mails",
+        table=table,
+        more=found[-1].id if more else None,
+        states=[(each, SHOWN[each][0]) for each in STATES],
+    )
+
+
+routes = [*page.routes, *mails.routes]
