@@ -52,13 +52,105 @@ function labels(zone, from, to) {
   });
 }
 
-function stacked(series) {
+// Heights of a stack; what is not `shown` takes no place in it.
+function stacked(series, shown = series.map(() => true)) {
   const sums = series[0] ? series[0].values.map(() => 0) : [];
-  return series.map((each) => each.values.map((value, at) => {
+  return series.map((each, place) => each.values.map((value, at) => {
     if (value == null) return null;
-    sums[at] += value;
+    if (shown[place]) sums[at] += value;
     return sums[at];
   }));
+}
+
+// The range of the values' axis. A rate near its whole shows its upper end alone; an objective far above what was
+// measured is not drawn to scale, or nobody would see what was.
+function rangeOf(unit, bars, slo) {
+  const ofRates = unit === "percent" && !bars;
+  return (_, low, high) => {
+    if (ofRates) {
+      const lowest = Math.min(low ?? 1, slo ?? 1, 0.98);
+      return [Math.max(0, lowest - (1 - lowest) * 0.25), 1 + (1 - lowest) * 0.05];
+    }
+    const top = slo && slo < 3 * (high || 0) ? Math.max(high, slo) : high;
+    return [0, top > 0 ? top * 1.12 : 1];
+  };
+}
+
+// The objective: a band of what meets it, and a line with its value.
+function objective(figure, show) {
+  const slo = Number(figure.dataset.slo);
+  if (!slo) return {};
+  const above = figure.dataset.met === "above";
+  return {
+    drawClear: [(chart) => {
+      const { left, top, width, height } = chart.bbox;
+      const at = Math.max(top, Math.min(top + height, chart.valToPos(slo, "y", true)));
+      chart.ctx.fillStyle = colourOf("good-soft");
+      chart.ctx.fillRect(left, above ? top : at, width, above ? at - top : top + height - at);
+    }],
+    draw: [(chart) => {
+      const { ctx, bbox: { left, top, width } } = chart;
+      const at = chart.valToPos(slo, "y", true);
+      const ratio = devicePixelRatio || 1;
+      const isInside = at >= top;
+      ctx.save();
+      ctx.strokeStyle = ctx.fillStyle = colourOf("good");
+      ctx.lineWidth = ratio;
+      ctx.setLineDash([5 * ratio, 4 * ratio]);
+      if (isInside) {
+        ctx.beginPath();
+        ctx.moveTo(left, at);
+        ctx.lineTo(left + width, at);
+        ctx.stroke();
+      }
+      ctx.font = `${12 * ratio}px system-ui`;
+      ctx.textAlign = "right";
+      const below = above || at - top < 16 * ratio;
+      ctx.textBaseline = below ? "top" : "bottom";
+      const words = isInside ? `objective ${show(slo)}` : `all below the objective of ${show(slo)}`;
+      ctx.fillText(words, left + width - 4 * ratio, isInside ? at + (below ? 3 : -2) * ratio : top + 3 * ratio);
+      ctx.restore();
+    }],
+  };
+}
+
+// The names of the series, at the head of the panel: each with its sum, or, under the cursor, with its value there; a click
+// takes a series out. Without this file they are a plain legend.
+function legend(figure, series, show, whenOf) {
+  const head = figure.closest(".panel")?.querySelector(".legend");
+  if (!head) return { tell() {}, onToggle() {} };
+  let when = head.querySelector(".when");
+  if (!when) head.prepend(when = Object.assign(document.createElement("span"), { className: "when" }));
+  const keys = series.map((each) => {
+    const found = head.querySelector(`[data-key-of="${CSS.escape(each.name)}"]`);
+    if (!found || found.tagName === "BUTTON") return found;
+    const made = Object.assign(document.createElement("button"), { type: "button", className: found.className, innerHTML: found.innerHTML });
+    made.dataset.keyOf = each.name;
+    if (!made.querySelector("b")) made.append(" ", document.createElement("b"));
+    made.dataset.total = made.querySelector("b").textContent;
+    made.setAttribute("aria-pressed", "true");
+    found.replaceWith(made);
+    return made;
+  });
+  return {
+    tell(at) {
+      when.textContent = at == null ? "" : whenOf(at);
+      keys.forEach((key, place) => {
+        if (key) key.querySelector("b").textContent = at == null ? key.dataset.total : show(series[place].values[at]);
+      });
+    },
+    onToggle(toggle) {
+      keys.forEach((key, place) => {
+        if (!key) return;
+        toggle(place, key.getAttribute("aria-pressed") === "true");
+        key.onclick = () => {
+          const shown = key.getAttribute("aria-pressed") !== "true";
+          key.setAttribute("aria-pressed", String(shown));
+          toggle(place, shown);
+        };
+      });
+    },
+  };
 }
 
 function draw(figure) {
@@ -77,20 +169,22 @@ function draw(figure) {
   if (bars) order.reverse();
   const axis = { stroke: colourOf("ink-3"), grid: { stroke: colourOf("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
   const step = times.length > 1 ? Math.min(...times.slice(1).map((at, place) => at - times[place]).filter((gap) => gap > 0)) : 3600;
+  const moment = new Intl.DateTimeFormat("en-GB", { timeZone: zone, day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+  const names = legend(figure, series, show, (at) => moment.format(times[at] * 1000));
   const options = {
     width: plot.clientWidth || 600,
     height: 216,
     tzDate: (at) => uPlot.tzDate(new Date(at * 1000), zone),
-    padding: [8, 12, 0, 0],
-    legend: { show: true, live: true },
+    padding: [8, 24, 0, 0],
+    legend: { show: false },
     cursor: { sync: { key: synced.key, setSeries: false }, drag: { x: true, y: false, setScale: false } },
-    scales: { x: { time: true, range: [from, Math.max(to, times[times.length - 1] + (bars ? step : 0))] }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
+    scales: { x: { time: true, range: [from, Math.max(to, times[times.length - 1] + (bars ? step : 0))] }, y: { range: rangeOf(figure.dataset.unit, bars, Number(figure.dataset.slo) || null) } },
     axes: [
       { ...axis, values: labels(zone, from, to), space: 110, size: 32 },
       { ...axis, values: (_, splits) => splits.map(show), size: 64 },
     ],
     series: [
-      { label: "When", value: (_, at) => (at == null ? "" : uPlot.fmtDate("{YYYY}-{MM}-{DD} {HH}:{mm}")(uPlot.tzDate(new Date(at * 1000), zone))) },
+      {},
       ...order.map((at) => ({
         label: series[at].title,
         stroke: seriesColour(series[at].name),
@@ -98,11 +192,12 @@ function draw(figure) {
         width: bars ? 0 : series[at].name === "p99" ? 1 : 2,
         points: { show: !bars && series[at].values.some((value, place, all) => value != null && all[place - 1] == null && all[place + 1] == null) },
         paths: bars ? uPlot.paths.bars({ size: [0.86, 64], align: 1 }) : uPlot.paths.linear(),
-        value: (_, __, ___, place) => show(place == null ? null : series[at].values[place]),
         spanGaps: false,
       })),
     ],
     hooks: {
+      ...objective(figure, show),
+      setCursor: [(chart) => names.tell(chart.cursor.idx)],
       setSelect: [(chart) => {
         if (chart.select.width < 8) return;
         const begin = Math.floor(chart.posToVal(chart.select.left, "x"));
@@ -117,7 +212,16 @@ function draw(figure) {
     },
   };
   const made = new uPlot(options, [times, ...order.map((at) => heights[at])], plot);
-  // Names and figures of the legend stand in the table, too.
+  const shown = series.map(() => true);
+  names.onToggle((place, isShown) => {
+    if (shown[place] === isShown) return;
+    shown[place] = isShown;
+    made.setSeries(order.indexOf(place) + 1, { show: isShown });
+    if (!bars) return;
+    const again = stacked(series, shown);
+    made.setData([times, ...order.map((at) => again[at])]);
+  });
+  // What is drawn stands in the table, too.
   made.root.setAttribute("aria-hidden", "true");
   return made;
 }

@@ -88,7 +88,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         "overview",
         table=tokens_table(series),
         first_tokens=latencies_table("Time to the first token", series, "ttft_ms"),
-        next_tokens=latencies_table("Time between tokens", series, "tpot_ms"),
+        next_tokens=latencies_table("Time between tokens", series, "itl_ms"),
         goodputs=goodputs_table(series),
         target=request.services.generation.slos.target,
         projects=projects_table(request, summary, found),

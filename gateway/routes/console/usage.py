@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from litestar import Response
 
+from gateway.console.formats import SPACE
 from gateway.console.tables import Table, TableColumn
 from gateway.principal import SCOPE_USAGE_READ
 from gateway.request_errors import BadField
@@ -128,8 +129,12 @@ def groups_table(
         TableColumn("Cached", lambda row: row.now.hit_rate, kind="percent"),
         TableColumn("Output", lambda row: row.now.output_tokens, kind="count"),
         TableColumn("Spend", lambda row: row.now.cost_pico, kind="usd"),
-        TableColumn("Before", lambda row: row.before.cost_pico, kind="usd"),
-        TableColumn("Change", lambda row: changed(row.now.cost_pico, row.before.cost_pico)),
+        TableColumn("Period before", lambda row: row.before.cost_pico, kind="usd"),
+        TableColumn(
+            "Change",
+            lambda row: changed(row.now.cost_pico, row.before.cost_pico),
+            kind="figure",
+        ),
         *(
             ()
             if by == "tag"
@@ -145,7 +150,7 @@ def groups_table(
 def changed(now: int, before: int) -> str:
     if not before:
         return "new" if now else ""
-    return f"{now / before - 1:+.0%}"
+    return f"{(now / before - 1) * 100:+.0f}{SPACE}%"
 
 
 def spend_table(summary: Summary) -> Table:

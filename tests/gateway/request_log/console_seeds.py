@@ -129,6 +129,7 @@ async def bill(
             known = ", ".join(f"{name} = t.{name} + excluded.{name}" for name in SUMMED)
             for (project, key, model, hour), tokens in sums.items():
                 used = {"uncached_input": 4 * tokens, "cache_read": 9 * tokens, "output": tokens}
+                used["cache_write_5m"] = tokens // 2
                 used |= {f"{name}_pico": count * 10**7 for name, count in used.items()}
                 values = ", ".join(str(used.get(name, 0)) for name in (*COMPONENTS, *AMOUNTS))
                 await conn.execute(
@@ -151,8 +152,8 @@ async def bill(
 
 
 SUMMED = (
-    *("uncached_input", "cache_read", "output"),
-    *("uncached_input_pico", "cache_read_pico", "output_pico"),
+    *("uncached_input", "cache_read", "cache_write_5m", "output"),
+    *("uncached_input_pico", "cache_read_pico", "cache_write_5m_pico", "output_pico"),
 )
 
 
