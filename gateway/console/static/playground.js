@@ -43,6 +43,11 @@
     return `$ ${whole}.${rest}`;
   }
 
+  function picoOf(text) {
+    const [whole, rest = ""] = text.split(".");
+    return BigInt(whole + rest.slice(0, PICO).padEnd(PICO, "0"));
+  }
+
   function counts(usage) {
     const input = usage.prompt_tokens_details || {};
     const cached = input.cached_tokens || 0;
@@ -60,6 +65,39 @@
     return KINDS.reduce((sum, [kind, , price]) => sum + BigInt(used[kind]) * BigInt(prices[price] || prices.uncached_input || 0), 0n);
   }
 
+  // What is left of the payer's cap: as the gateway said, less what runs and what has ended since.
+  let cap = page.cap;
+  let spent = 0n;
+  function drawLeft() {
+    const place = document.getElementById("left");
+    if (!place || !cap) return;
+    const running = talks.reduce((sum, talk) => sum + (talk.running ? talk.cost : 0n), 0n);
+    const rest = BigInt(cap.left) - spent - running;
+    const left = rest > 0n ? rest : 0n;
+    place.querySelector("b").textContent = usd(left < BigInt(1e12) ? left - (left % 1000000n) : left - (left % BigInt(1e10)));
+    const amount = BigInt(cap.amount);
+    const gone = amount ? Number(((amount - left) * 1000n) / amount) / 1000 : 1;
+    const bar = place.querySelector(".bar");
+    bar.classList.toggle("near", gone >= 0.8 && gone < 1);
+    bar.classList.toggle("over", gone >= 1);
+    bar.querySelector("rect").setAttribute("width", 100 * gone);
+  }
+
+  // Others may spend under the same key: once all is settled, the gateway is asked anew.
+  let asking = 0;
+  function askLeft() {
+    clearTimeout(asking);
+    if (!cap) return;
+    asking = setTimeout(async () => {
+      const before = spent;
+      const answer = await fetch(page.left_at).catch(() => null);
+      if (isRunning() || spent !== before || answer?.status !== 200) return;
+      cap = await answer.json();
+      spent = 0n;
+      drawLeft();
+    }, 2000);
+  }
+
   const ms = (value) => (value < 0.1 ? "< 0.1 ms" : value < 10000 ? `${value < 10 ? value.toFixed(1) : Math.round(value)} ms` : `${(value / 1000).toFixed(1)} s`);
   const many = (value) => value.toLocaleString("en-US");
 
@@ -72,6 +110,7 @@
       this.log = section.querySelector(".turns");
       this.turns = [];
       this.running = null;
+      this.cost = 0n;
       this.select.addEventListener("change", () => { this.describe(); if (!this.turns.length) this.show(); draw(); changed(); });
       this.describe();
     }
@@ -195,6 +234,7 @@
       this.turns.push(turn);
       this.show();
       this.running = new AbortController();
+      this.cost = 0n;
       draw();
       try {
         // Usage in every chunk: what it costs is shown as it runs. A loop of tools has it at its end.
@@ -213,6 +253,9 @@
         else this.failed(turn, error);
       } finally {
         this.running = null;
+        spent += this.cost;
+        drawLeft();
+        askLeft();
         for (const call of turn.calls) call.id ||= `call_${Math.random().toString(36).slice(2)}`;
         this.show();
         draw();
@@ -272,6 +315,8 @@
       clock.tokens = used.output;
       const exact = usage.cost?.amount;
       const soFar = exact === undefined ? costSoFar(turn.model, usage) : null;
+      this.cost = exact !== undefined ? picoOf(exact) : soFar ?? this.cost;
+      drawLeft();
       this.tell("cost", exact !== undefined ? `$ ${exact}` : soFar === null ? "–" : `${usd(soFar)} so far`);
       this.tell("tokens", `${many(usage.prompt_tokens || 0)} in · ${many(used.output)} out`);
       const all = KINDS.reduce((sum, [kind]) => sum + used[kind], 0) || 1;
@@ -611,6 +656,7 @@
   for (const talk of talks) talk.show();
   drawImages();
   draw();
+  drawLeft();
   drawCode();
   form.addEventListener("submit", (event) => { event.preventDefault(); send(); });
   form.addEventListener("input", changed);

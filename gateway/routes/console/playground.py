@@ -12,19 +12,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 from litestar import Response, post
 from litestar.types import ASGIApp, Message, Receive, Scope
+from redis.exceptions import RedisError
 
 from billing.events import Component, PriceSet
 from billing.pricing.rating import price_of
+from gateway.console.pages import guard_console
 from gateway.fleet.replica import TemplatedReplica
 from gateway.fleet.router import Route
+from gateway.limits.counters import spent_now
+from gateway.limits.spending import PICO_PER_NANO, counter_of
 from gateway.permissions import ADMIN, may
-from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.principal import SCOPE_INFERENCE, CapPeriod, Principal
 from gateway.request_errors import BadField
 from gateway.routes.console.frame.navigation import may_somewhere
 from gateway.routes.console.frame.page import LOGIN, TOKEN_HEADER, ConsolePage
@@ -45,6 +50,7 @@ from gateway.tenancy.errors import NotAllowed
 from gateway.tenancy.keys.console_keys import Payer, list_keys_to_pay, list_own_payers
 
 COMPLETIONS = "/console/playground/completions"
+LEFT = "/console/playground/left"
 MAX_IMAGE_BYTES = 4 * 1024 * 1024
 MAX_IMAGES = 8
 """The most that a browser sends with one message."""
@@ -123,6 +129,17 @@ class FormAnswer(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
 
 
+class CapLeft(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a payer's smallest cap. Pico-USD as texts."""
+
+    amount: str
+    left: str
+    """Less what running requests hold."""
+    period: CapPeriod
+    resets_at: float | None
+    """Unix seconds; None: never."""
+
+
 class ScriptSetting(msgspec.Struct, frozen=True, kw_only=True):
     """Tells the page's script what it needs."""
 
@@ -132,6 +149,9 @@ class ScriptSetting(msgspec.Struct, frozen=True, kw_only=True):
     api: str
     requests: str
     login: str
+    left_at: str
+    """The address that says anew what is left."""
+    cap: CapLeft | None
     models: Sequence[PlaygroundModel]
     servers: Sequence[str]
     max_image_bytes: int = MAX_IMAGE_BYTES
@@ -147,11 +167,8 @@ async def draw(
     request: ConsoleRequest, turns: Sequence[Turn], said: FormAnswer | None = None
 ) -> Response[bytes]:
     """Show the page. `said`: what its form was answered just now."""
-    who = {"org_id": request.org_id, "user_id": request.session.user_id}
-    async with request.transaction() as conn:
-        payers = await list_own_payers(conn, **who) + await list_keys_to_pay(conn, **who)
-    wanted = request.form.get(PAYER) or request.value(PAYER)
-    chosen = next((each for each in payers if each.id == wanted), payers[0] if payers else None)
+    payers, chosen = await find_payers(request)
+    cap = None if chosen is None else await cap_left(request, chosen)
     payer, models = ("", []) if chosen is None else (chosen.id, models_of(request, chosen))
     script = ScriptSetting(
         completions=COMPLETIONS,
@@ -159,6 +176,8 @@ async def draw(
         payer=payer,
         api=f"{request.auth.issuer}/v1",
         requests="/console/requests/",
+        left_at=f"{LEFT}?{urlencode({PAYER: payer})}",
+        cap=cap,
         login=f"{LOGIN}?next={quote(request.address(payer=payer), safe='')}",
         models=models,
         servers=[] if chosen is None else servers_of(request, chosen),
@@ -167,6 +186,7 @@ async def draw(
         "playground",
         payers=payers,
         chosen=chosen,
+        cap=cap,
         models=models,
         servers=script.servers,
         script=msgspec.json.encode(script).decode(),
@@ -174,6 +194,43 @@ async def draw(
         messages=msgspec.json.encode(turns).decode(),
         said=said,
     )
+
+
+async def find_payers(request: ConsoleRequest) -> tuple[list[Payer], Payer | None]:
+    """Return all that somebody may spend under, and what they chose of it."""
+    who = {"org_id": request.org_id, "user_id": request.session.user_id}
+    async with request.transaction() as conn:
+        payers = await list_own_payers(conn, **who) + await list_keys_to_pay(conn, **who)
+    wanted = request.form.get(PAYER) or request.value(PAYER)
+    first = payers[0] if payers else None
+    return payers, next((each for each in payers if each.id == wanted), first)
+
+
+async def cap_left(request: ConsoleRequest, payer: Payer) -> CapLeft | None:
+    """Return what is left of a payer's cap, as the limiter counts; None: there is no cap."""
+    if payer.cap is None:
+        return None
+    period, amount = payer.cap
+    counter, taken = counter_of("key", payer.key_id or "", period, request.now.timestamp()), 0
+    if payer.key_id is not None:
+        with suppress(RedisError, OSError):
+            found = await spent_now(request.redis, request.org_id, [counter])
+            taken = found.get(counter, 0) * PICO_PER_NANO
+    return CapLeft(
+        amount=str(amount),
+        left=str(max(0, amount - taken)),
+        period=period,
+        resets_at=None if counter.end is None else counter.end.timestamp(),
+    )
+
+
+@page.get("/left", renews=True)
+async def show_left(request: ConsoleRequest) -> Response[bytes]:
+    """Answer the page's script with what is left of the payer's cap."""
+    _, chosen = await find_payers(request)
+    cap = None if chosen is None else await cap_left(request, chosen)
+    body = msgspec.json.encode(cap)
+    return Response(body, media_type="application/json", headers=guard_console())
 
 
 def models_of(request: ConsoleRequest, payer: Payer) -> list[PlaygroundModel]:

@@ -42,6 +42,8 @@ class Payer(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     """The id of the key, or of the project whose own one it is."""
+    key_id: str | None
+    """The id of the key; None: it is not made yet."""
     name: str
     """The name of the key; empty: one's own."""
     hint: str
@@ -160,6 +162,7 @@ def _to_payer(row: sa.Row[Any], *, own: bool = False) -> Payer:
         cap = (DEFAULT_CAP_PERIOD, DEFAULT_CAP_PICO)
     return Payer(
         id=row.id,
+        key_id=row.key_id,
         name="" if own else row.name,
         hint="" if own else f"{row.prefix}...{row.last_four}",
         project_id=row.project_id,

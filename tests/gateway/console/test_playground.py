@@ -21,6 +21,7 @@ from playwright.sync_api import expect
 from gateway.tenancy.tables import api_keys
 from tests.databases import Databases
 from tests.gateway.console.conftest import NARROW, WIDE, in_browser_thread, note
+from tests.gateway.console.test_shots import OF_README, SHOTS
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange, Script, chunk, usage_chunk
 from tests.gateway.routes.console.signed_in import COOKIE, Person, sign_in
 from tests.gateway.routes.openapi.fresh import fresh_worker
@@ -38,6 +39,15 @@ PIXEL = base64.b64decode(
 WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
 TOOLS = json.dumps([{"type": "function", "function": WEATHER}])
 SERVER = '[[mcp.servers]]\nname = "one"\nurl = "{url}"\nnetwork = "loopback"\ntrust = "all"\n'
+ANSWER = (
+    "A prefix cache keeps the key and value blocks of prompts that were computed before, by a hash"
+    " of their tokens. A prompt that begins like an earlier one is computed from the first token"
+    " that differs. It saves money where many requests share a long beginning, such as a system"
+    " prompt, tools or documents: cached input costs a tenth. Put what changes, such as the time,"
+    " behind what stays."
+)
+ROOT = Path(__file__).parents[3]
+OPENAI_FOR_NODE = "openai@7.59.0"
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 Open = Callable[..., Any]
 
@@ -166,6 +176,36 @@ def test_an_answer_streams_with_what_it_costs_and_the_tab_keeps_it(
     assert roles == ["system", "user", "assistant", "user"]
 
 
+def test_what_is_left_of_the_cap_shrinks_as_it_runs(play: Open, worker: Running) -> None:
+    """By what has been written so far, then by what it cost, to the pico-dollar."""
+    go_on = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        await exchange.send(chunk("Hel"), chunk("l"))
+        await go_on.wait()
+        await exchange.send(chunk("o"), chunk(finish="stop"), usage_chunk(), "[DONE]")
+        await exchange.end_stream()
+
+    async def resume() -> None:
+        go_on.set()
+
+    worker.far.script = script
+    tab = play()
+    left = tab.locator("#left")
+    expect(left).to_contain_text("$ 1.00 of $ 1.00 a day left, all of it again in")
+    ask(tab, "Hi")
+    says(tab, "Hel")
+    expect(left.locator("b")).to_contain_text("$ 0.9999")
+    expect(tab.locator(".cost")).to_contain_text("so far")
+    worker.run(resume())
+    answered(tab)
+    expect(tab.locator(".cost")).to_have_text("$ 0.00000556")
+    expect(left.locator("b")).to_have_text("$ 0.999994")
+    tab.reload()
+    expect(left.locator("b")).to_have_text("$ 0.999994")
+
+
 def test_what_is_copied_runs_and_says_the_same(play: Open, worker: Running) -> None:
     tab = play()
     tab.get_by_role("textbox", name="What you ask").fill(HOSTILE)
@@ -188,6 +228,49 @@ def test_what_is_copied_runs_and_says_the_same(play: Open, worker: Running) -> N
         assert "lo" in ran.stdout, ran.stdout
         assert bodies(worker)[-1]["messages"] == [{"role": "user", "content": HOSTILE}]
         tab.get_by_role("button", name="Copy", exact=True).wait_for()
+
+
+@pytest.fixture(scope="module")
+def openai_for_node() -> Path:
+    """A folder in which node finds OpenAI's own package, installed by npm once a checkout."""
+    modules = ROOT / ".clients" / "npm" / "node_modules"
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("there is no node (apt-get install nodejs npm)")
+    if not (modules / "openai").exists():
+        command = ["npm", "install", "--prefix", str(modules.parent), "--no-audit", "--no-fund"]
+        command += ["--ignore-scripts", "--loglevel=error", OPENAI_FOR_NODE]
+        made = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        if made.returncode != 0:
+            pytest.skip(f"npm installs no {OPENAI_FOR_NODE}: {made.stderr[-200:]}")
+    return modules.parent
+
+
+@pytest.mark.nightly
+def test_the_copied_typescript_runs_with_openais_package(
+    play: Open, worker: Running, openai_for_node: Path
+) -> None:
+    tab = play()
+    tab.get_by_role("textbox", name="What you ask").fill(HOSTILE)
+    tab.get_by_role("button", name="TypeScript", exact=True).click()
+    tab.get_by_role("button", name="Copy", exact=True).click()
+    tab.get_by_text("Copied").wait_for()
+    # It names no types, so that node runs it as it stands.
+    program = openai_for_node / f"copied_{os.getpid()}.mjs"
+    program.write_text(tab.evaluate("navigator.clipboard.readText()"))
+    key = worker.run(worker.new_key(["inference"]))
+    try:
+        ran = subprocess.run(
+            ["node", str(program)],
+            env={**os.environ, "TOLLGATE_API_KEY": key},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+    finally:
+        program.unlink()
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("Hello") and "total_tokens: 25" in ran.stdout, ran.stdout
+    assert bodies(worker)[-1]["messages"] == [{"role": "user", "content": HOSTILE}]
 
 
 def test_what_people_and_models_write_is_text(play: Open, worker: Running) -> None:
@@ -381,6 +464,26 @@ def test_without_a_script_the_form_is_answered_whole(play: Open, worker: Running
     tab.get_by_label("Tools, as JSON").fill("[")
     ask(tab, "Once more")
     tab.get_by_role("alert").get_by_text("not JSON").wait_for()
+
+
+@pytest.mark.skipif(not SHOTS, reason="`make shots` makes pictures")
+def test_the_readmes_picture_of_the_playground_is_made(play: Open, worker: Running) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.begin_stream()
+        for each in ANSWER.split(" "):
+            await exchange.send(chunk(f"{each} "))
+        await exchange.send(chunk(finish="stop"), usage_chunk(), "[DONE]")
+        await exchange.end_stream()
+
+    worker.far.script = script
+    tab = play(theme="dark")
+    tab.set_viewport_size(OF_README)
+    tab.get_by_label("System prompt").fill("You explain inference to engineers, briefly.")
+    ask(tab, "What is a prefix cache, and when does it save money?")
+    answered(tab)
+    says(tab, ANSWER)
+    Path(SHOTS).mkdir(parents=True, exist_ok=True)
+    tab.screenshot(path=Path(SHOTS) / "readme-playground.png")
 
 
 def test_who_may_use_no_model_sees_no_page(chromium: Any, worker: Running) -> None:

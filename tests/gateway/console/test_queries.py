@@ -111,6 +111,7 @@ def more_addresses(org: Organization, server: str) -> list[str]:
         *("/console", "/console/badges", "/console/usage?by=key&range=7d"),
         *("/console/usage?by=tag&tag=team", "/console/overview?range=30d"),
         *("/console/requests?outcome=bad&cost=0.000001", "/console/people", "/console/plans"),
+        "/console/playground/left",
         f"/console/mcp/servers/{server}/offer",
         f"{invoice}/export?as=csv",
     ]
