@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from billing.money import format_usd, to_decimal
 
@@ -137,6 +137,15 @@ def time_tag(when: datetime | float | None, now: datetime, zone: tzinfo = UTC) -
         _at(when, UTC).isoformat(timespec="seconds"),
         exact_moment(when, zone),
         relative(when, now),
+    )
+
+
+def coded(text: str) -> Markup:
+    """Show what stands between backticks as code."""
+    parts = text.split("`")
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if at % 2 else escape(part)
+        for at, part in enumerate(parts)
     )
 
 

@@ -46,7 +46,10 @@ def templates() -> Environment:
     made.globals["asset"] = assets.address_of
     made.filters |= {
         name: getattr(formats, name)
-        for name in ("usd", "exact_usd", "count", "percent", "ms", "size", "short_id", "duration")
+        for name in (
+            *("usd", "exact_usd", "count", "percent", "ms", "size", "short_id", "duration"),
+            "coded",
+        )
     }
     made.filters["raw"] = tables.raw
     made.filters |= {"visible": hidden.visible, "marked": hidden.marked}

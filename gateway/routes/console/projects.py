@@ -98,8 +98,12 @@ async def show_one(request: ConsoleRequest) -> Response[bytes]:
     table = Table(
         f"Members of {project.name}",
         found,
-        TableColumn("Person", "email", link=lambda member: f"/console/people/{member.user_id}"),
-        TableColumn("Name", "name"),
+        TableColumn(
+            "Person",
+            "email",
+            link=lambda member: f"/console/people/{member.user_id}",
+            detail=lambda member: member.name,
+        ),
         TableColumn("Role here", "role"),
         TableColumn("Since", "added_at", kind="time"),
     )

@@ -211,7 +211,7 @@ def requests_table(request: ConsoleRequest, rows: Sequence[FoundRequest]) -> Tab
         TableColumn("Cached", "cached_tokens", kind="count"),
         TableColumn("Output", "output_tokens", kind="count"),
         TableColumn("First token", "ttft_ms", kind="ms"),
-        TableColumn("In all", "duration_ms", kind="ms"),
+        TableColumn("Took", "duration_ms", kind="ms"),
         TableColumn("Cost", "cost_pico", kind="usd"),
     )
 

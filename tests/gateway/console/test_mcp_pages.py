@@ -109,7 +109,7 @@ def test_a_call_is_tried_by_the_rules_and_a_rule_changes_the_answer(visit: Visit
     tab = visit("little", "admin", "/console/mcp/rules")
     form = tab.locator("form.form").last
     form.get_by_label("Name").fill("no etc")
-    form.get_by_label("Says").select_option("deny")
+    form.get_by_label("Decision").select_option("deny")
     form.get_by_label("Tools", exact=True).fill("files__list_folder")
     form.get_by_label("Condition").fill('args.path.startsWith("/etc")')
     form.get_by_role("button", name="Save the rule").click()
