@@ -107,7 +107,7 @@ function objective(figure, show) {
       ctx.textAlign = "right";
       const below = above || at - top < 16 * ratio;
       ctx.textBaseline = below ? "top" : "bottom";
-      const words = isInside ? `objective ${show(slo)}` : `all below the objective of ${show(slo)}`;
+      const words = isInside ? `SLO ${show(slo)}` : `all below the SLO of ${show(slo)}`;
       ctx.fillText(words, left + width - 4 * ratio, isInside ? at + (below ? 3 : -2) * ratio : top + 3 * ratio);
       ctx.restore();
     }],

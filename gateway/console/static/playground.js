@@ -90,7 +90,7 @@
     if (!cap) return;
     asking = setTimeout(async () => {
       const before = spent;
-      const answer = await fetch(page.left_at).catch(() => null);
+      const answer = await fetch(page.left_at, { headers: { "hx-request": "true" } }).catch(() => null);
       if (isRunning() || spent !== before || answer?.status !== 200) return;
       cap = await answer.json();
       spent = 0n;

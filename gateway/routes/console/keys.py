@@ -336,7 +336,7 @@ def whose(principal: Principal, scope: ScopeLimits) -> str:
 def full_again(use: LimitUse) -> str:
     if use.full_in_s is None:
         return "as requests end"
-    return f"in {duration(use.full_in_s)}" if use.full_in_s > 0 else "it is"
+    return f"in {duration(use.full_in_s)}" if use.full_in_s > 0 else "now"
 
 
 USE_COLUMNS = (
@@ -344,7 +344,7 @@ USE_COLUMNS = (
     TableColumn("Used", "used", kind="count", hint="What has not refilled yet."),
     TableColumn("Held", "held", kind="count", hint="By running requests, which may use it."),
     TableColumn("Left now", "left", kind="count"),
-    TableColumn("All of it again", full_again),
+    TableColumn("Full again", full_again),
 )
 
 

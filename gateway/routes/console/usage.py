@@ -150,7 +150,8 @@ def groups_table(
 def changed(now: int, before: int) -> str:
     if not before:
         return "new" if now else ""
-    return f"{(now / before - 1) * 100:+.0f}{SPACE}%"
+    part = (now / before - 1) * 100
+    return f"{part:+.0f}{SPACE}%" if abs(part) >= 0.5 else f"0{SPACE}%"
 
 
 def spend_table(summary: Summary) -> Table:

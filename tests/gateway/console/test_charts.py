@@ -42,19 +42,20 @@ def test_the_objective_is_a_band_with_its_value(visit: Visit) -> None:
     for title, slo in (("Time to first token", "450"), ("Between tokens", "40")):
         panel = panel_of(tab, title)
         assert panel.locator("figure").get_attribute("data-slo") == f"{slo}.0"
-        assert f"objective {slo}" in panel.locator(".key.slo").inner_text()
+        assert f"SLO {slo}" in panel.locator(".key.slo").inner_text()
         assert drawn(panel, "--good-soft") > 1000, title
     goodput = panel_of(tab, "Goodput")
     assert goodput.locator(".key.slo").inner_text() == "target 99\u00a0%"
     assert drawn(goodput, "--good") > 100
     agentic = visit("much", "reader", "/console/overview?lane=agentic")
-    assert "objective 6,000" in panel_of(agentic, "Time to first token").inner_text()
+    assert "SLO 6,000" in panel_of(agentic, "Time to first token").inner_text()
 
 
 def test_dragging_over_a_chart_chooses_its_time(visit: Visit) -> None:
     tab = visit("much", "reader", "/console/overview?range=7d&model=penny")
     figure = panel_of(tab, "Tokens").locator("figure")
     begin, end = (float(figure.get_attribute(f"data-{name}")) for name in ("from", "to"))
+    expect(figure.locator(".u-over")).to_be_visible()
     place = figure.locator(".u-over").bounding_box()
     height = place["y"] + place["height"] / 2
     tab.mouse.move(place["x"] + place["width"] / 4, height)
@@ -79,6 +80,7 @@ def test_the_legend_tells_and_takes_out(visit: Visit) -> None:
     total = key.inner_text()
     rows = panel.locator("tbody tr")
     number = rows.count()
+    expect(panel.locator(".u-over")).to_be_visible()
     place = panel.locator(".u-over").bounding_box()
     tab.mouse.move(place["x"] + place["width"] * 0.5, place["y"] + place["height"] / 2)
     expect(key).not_to_have_text(total)

@@ -78,8 +78,8 @@ class ConsolePage(PageEntry):
     ) -> Callable[[A], A]:
         """Declare what a GET of the page, or of `path` below it, shows.
 
-        `renews`: a part that a script asks for again by itself. Where the session has ended it
-        stays as it is, and leads nobody away who is in the middle of something.
+        `renews`: a part that a script asks for again by itself (with HX-Request). Where the session
+        has ended it stays as it is, and leads nobody away who is in the middle of something.
         """
         return self._route("GET", path, needs, None, renews=renews)
 
@@ -152,7 +152,7 @@ class ConsolePage(PageEntry):
     ) -> ConsoleRequest | Response[Any]:
         """Return the request of somebody who is signed in and may see the page, or an answer."""
         browser = await open_browser(request)
-        if browser.session is None and renews:
+        if browser.session is None and renews and HX_REQUEST in request.headers:
             return Response(b"", status_code=204, headers=guard_console())
         if browser.session is None:
             return to_login(request, method)
