@@ -106,7 +106,8 @@ map: $(VENV)/.dev
 
 # Pictures of each page of the console in shots/: light, dark, narrow, with little and much data; two go into docs/pictures/.
 shots: $(VENV)/.dev
-	SHOTS=$(or $(OUT),shots) $(BIN)/python -m pytest -q tests/gateway/console/test_shots.py
+	SHOTS=$(or $(OUT),shots) $(BIN)/python -m pytest -q -k picture tests/gateway/console/test_shots.py \
+	  tests/gateway/console/test_playground.py
 	for each in $(or $(OUT),shots)/readme-*.png; do cp $$each docs/pictures/console-$${each##*/readme-}; done
 
 setup: $(VENV)/.dev

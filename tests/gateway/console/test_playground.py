@@ -193,7 +193,7 @@ def test_what_is_left_of_the_cap_shrinks_as_it_runs(play: Open, worker: Running)
     worker.far.script = script
     tab = play()
     left = tab.locator("#left")
-    expect(left).to_contain_text("$ 1.00 of $ 1.00 a day left, all of it again in")
+    expect(left).to_contain_text("$ 1.00 of $ 1.00 a day left, resets in")
     ask(tab, "Hi")
     says(tab, "Hel")
     expect(left.locator("b")).to_contain_text("$ 0.9999")

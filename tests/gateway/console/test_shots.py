@@ -6,17 +6,19 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.gateway.console.conftest import Visit
 from tests.gateway.console.server import ConsoleServer
+from tests.gateway.console.showcase import make_showcase
 from tests.gateway.console.test_pages import addresses
 
 SHOTS = os.environ.get("SHOTS", "")
 LOOKS = (("light", False), ("dark", False), ("light", True))
-OF_README = {"keys": "light", "playground": "dark"}
-"""The pages that the README shows, and how."""
+OF_README: Any = {"width": 1280, "height": 1160}
+"""The size of the pictures that the README shows."""
 IDS = re.compile(r"[a-z_]+[-_][0-9a-f]{32}")
 
 
@@ -35,11 +37,21 @@ def test_pictures_are_made(visit: Visit, console: ConsoleServer) -> None:
                 path = folder / f"{name_of(address)}-{org}-{look}.png"
                 tab.screenshot(path=path, full_page=narrow)
 
-    for name, theme in OF_README.items():
-        tab = visit("little", "owner", f"/console/{name}", theme=theme, quiet=False)
-        tab.set_viewport_size({"width": 1200, "height": 720})
+
+@pytest.mark.skipif(not SHOTS, reason="`make shots` makes pictures")
+def test_the_readmes_picture_of_the_overview_is_made(chromium: Any, console: ConsoleServer) -> None:
+    cookies = console.session(console.call(lambda: make_showcase(console)), "owner")
+    context = chromium.new_context(viewport=OF_README, timezone_id="Europe/Vienna")
+    context.add_cookies(
+        [{"name": name, "value": value, "url": console.url} for name, value in cookies.items()]
+    )
+    tab = context.new_page()
+    for _ in range(2):  # the browser has told its zone by then
+        tab.goto(f"{console.url}/console/overview")
         tab.wait_for_load_state("networkidle")
-        tab.screenshot(path=folder / f"readme-{name}.png")
+    Path(SHOTS).mkdir(parents=True, exist_ok=True)
+    tab.screenshot(path=Path(SHOTS) / "readme-overview.png")
+    context.close()
 
 
 def name_of(address: str) -> str:
