@@ -18,7 +18,6 @@ from gateway.db import tenant
 from gateway.installation.items import create_item, read_number, report_home
 from gateway.installation.merge import ChangeCheck, StoredSetting
 from gateway.limits.spending import counter_of
-from gateway.principal import LIMIT_NAMES
 from gateway.tenancy.keys.keys import create_key
 from gateway.tenancy.members.members import add_member
 from gateway.tenancy.money.plans import create_plan
@@ -68,23 +67,6 @@ async def projects(server: ConsoleServer) -> None:
             await create_project(conn, org_id=server.much.id, name=name, actor=COMMAND_LINE)
 
 
-async def plans(server: ConsoleServer) -> None:
-    """Make a plan, and put a project of each organization on it."""
-    limits = dict.fromkeys(LIMIT_NAMES) | {"tokens_per_minute": 60_000, "requests_per_minute": 600}
-    async with tenant(server.services.system_db, server.little.id) as conn:
-        await create_plan(
-            conn,
-            name="team",
-            values={**limits, "lane": None},
-            operator_org=server.little.id,
-            actor=COMMAND_LINE,
-        )
-    for org in (server.little, server.much):
-        async with tenant(server.services.db, org.id) as conn:
-            project = sa.update(projects_table).where(projects_table.c.id == org.project_id)
-            await conn.execute(project.values(plan="team"))
-
-
 async def budgets(server: ConsoleServer) -> None:
     """Make budgets of some keys, from hardly touched to spent; put people into projects."""
     for org in (server.little, server.much):
@@ -114,6 +96,7 @@ async def budgets(server: ConsoleServer) -> None:
 
 
 async def plans(server: ConsoleServer) -> None:
+    """Make a plan, and put a project of each organization on it."""
     async with tenant(server.services.system_db, server.little.id) as conn:
         await create_plan(
             conn,
@@ -122,6 +105,10 @@ async def plans(server: ConsoleServer) -> None:
             operator_org=server.little.id,
             actor=COMMAND_LINE,
         )
+    for org in (server.little, server.much):
+        async with tenant(server.services.db, org.id) as conn:
+            project = sa.update(projects_table).where(projects_table.c.id == org.project_id)
+            await conn.execute(project.values(plan=PLAN))
 
 
 def things(server: ConsoleServer, org: Organization) -> list[str]:
@@ -140,7 +127,6 @@ def things(server: ConsoleServer, org: Organization) -> list[str]:
     return [
         *server.call(newest),
         f"/console/projects/{org.project_id}",
-        "/console/plans/team",
         f"/console/people/{org.users['developer']}",
         f"/console/plans/{PLAN}",
         "/console/search?q=e",
