@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.gateway.console.conftest import Visit
+from tests.gateway.console.figures.showcase import make_showcase
 from tests.gateway.console.server import ConsoleServer
-from tests.gateway.console.showcase import make_showcase
 from tests.gateway.console.test_pages import addresses
 
 SHOTS = os.environ.get("SHOTS", "")
