@@ -117,7 +117,7 @@ class TodoItem(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the page that does something about it: who may not see that sees nothing of
     this."""
     place: str = ""
-    """What follows that page's path."""
+    """The end of its address, behind that page's path."""
     action: str = "Look"
 
 

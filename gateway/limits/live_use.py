@@ -32,7 +32,7 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
     used: int
     """The part that has not refilled yet; more than fits at once is debt."""
     held: int
-    """What running requests have reserved and not used yet."""
+    """The part that running requests have reserved and not used yet."""
     left: int
     full_in_s: float | None
     """Seconds until all of it is there again. None: as requests end."""

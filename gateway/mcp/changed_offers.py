@@ -22,7 +22,7 @@ MAX_NOTED = 4_096
 """Servers between two flushes; of more, those that came last wait until they change again."""
 KEPT_S = 90 * 86_400
 DIFFERS = ("changed", "renamed", "removed")
-"""What is new was never approved, and may never be."""
+"""The states that are counted: a new thing was never approved, and may never be."""
 
 
 class ChangedOffers(Flusher):

@@ -130,7 +130,7 @@ class FormAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapLeft(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of a payer's smallest cap. Pico-USD as texts."""
+    """Tells what is left of a payer's smallest cap. Pico-USD as texts."""
 
     amount: str
     left: str

@@ -254,7 +254,7 @@ def _to_row(row: sa.Row[Any] | None, name: str) -> PlanRow:
 
 
 class PlanHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is on a plan, of one org."""
+    """An org, project or key that is on a plan."""
 
     scope: CapScope
     id: str

@@ -1,4 +1,4 @@
-"""What people see of a limit is what the limiter goes by: used, held, left, and when it is full."""
+"""People see of a limit what the limiter goes by: used, held, left, and when it is full."""
 
 from __future__ import annotations
 

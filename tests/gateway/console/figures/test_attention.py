@@ -1,4 +1,5 @@
-"""What waits for a person is found in one statement, leads to its page, and is nobody else's."""
+"""The overview finds all that waits for a person in one statement; it leads to its page, and is
+nobody else's."""
 
 from __future__ import annotations
 
