@@ -253,4 +253,8 @@ function drawAll() {
 
 drawAll();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-document.addEventListener("htmx:afterSwap", drawAll);
+// What renews itself elsewhere on the page leaves the charts as they are.
+document.addEventListener("htmx:afterSwap", () => {
+  const plots = [...document.querySelectorAll("figure.chart .plot")];
+  if (plots.some((plot) => !plot.firstChild) || [...drawn.keys()].some((plot) => !plot.isConnected)) drawAll();
+});
