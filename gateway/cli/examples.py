@@ -45,6 +45,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "tollgate projects list": ("tollgate projects list --org acme",),
     "tollgate projects set-plan": ("tollgate projects set-plan web --org acme --plan team",),
     "tollgate projects set-models": ("tollgate projects set-models web --org acme --allow penny",),
+    "tollgate projects set-content": ("tollgate projects set-content on web --org acme",),
     "tollgate users create": (
         "tollgate users create --org acme --email ann@acme.example --role admin",
         "tollgate users create --email me@example.com < password.txt",

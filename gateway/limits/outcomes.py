@@ -191,17 +191,17 @@ def scopes_of(principal: Principal, model: str, lane: Lane) -> tuple[ScopeLimits
     Nothing is made for who has none."""
     scopes: list[ScopeLimits] = []
     if principal.key_model_plans and (plan := principal.key_model_plans.get(model)):
-        _add(scopes, "key_model", f"{principal.key_id}/{model}", plan, lane)
+        add_limits(scopes, "key_model", f"{principal.key_id}/{model}", plan, lane)
     if principal.key_plan is not UNLIMITED:
-        _add(scopes, "key", principal.key_id, principal.key_plan, lane)
+        add_limits(scopes, "key", principal.key_id, principal.key_plan, lane)
     if principal.model_plans and (plan := principal.model_plans.get(model)):
-        _add(scopes, "model", f"{principal.project_id}/{model}", plan, lane)
+        add_limits(scopes, "model", f"{principal.project_id}/{model}", plan, lane)
     if principal.client_plan is not UNLIMITED:
-        _add(scopes, "client", principal.client_id or "", principal.client_plan, lane)
+        add_limits(scopes, "client", principal.client_id or "", principal.client_plan, lane)
     if principal.project_plan is not UNLIMITED:
-        _add(scopes, "project", principal.project_id, principal.project_plan, lane)
+        add_limits(scopes, "project", principal.project_id, principal.project_plan, lane)
     if principal.org_plan is not UNLIMITED:
-        _add(scopes, "org", principal.org_id, principal.org_plan, lane)
+        add_limits(scopes, "org", principal.org_id, principal.org_plan, lane)
     return tuple(scopes)
 
 
@@ -212,9 +212,10 @@ def without_streams(scopes: tuple[ScopeLimits, ...]) -> tuple[ScopeLimits, ...]:
     )
 
 
-def _add(
+def add_limits(
     scopes: list[ScopeLimits], scope: ScopeName, owner_id: str, plan: Plan, lane: Lane
 ) -> None:
+    """Add what a plan limits of an owner in a lane, if it limits anything."""
     buckets, streams = buckets_of(plan, lane), plan.max_concurrent_streams
     if buckets or streams is not None:
         limits = ScopeLimits(scope=scope, owner_id=owner_id, buckets=buckets, max_streams=streams)

@@ -14,7 +14,7 @@ from gateway.console.formats import count
 from gateway.console.tables import Table, TableColumn
 from gateway.db import tenant
 from gateway.limits.live_use import LiveUse
-from gateway.limits.outcomes import buckets_of
+from gateway.limits.outcomes import add_limits
 from gateway.limits.redis.scope_limits import ScopeLimits
 from gateway.limits.redis.scripts import LimiterUnavailable
 from gateway.principal import PLAN_LIMITS, Plan
@@ -116,16 +116,9 @@ async def use_of(
 ) -> LiveUse | None:
     """Return what those who are on a plan use of it now; None: the store does not answer."""
     limits = Plan(**{name: getattr(plan, name) for name in Plan.__struct_fields__})
-    scopes = []
+    scopes: list[ScopeLimits] = []
     for each in holders:
-        own = narrowed(limits, each.own)
-        buckets, streams = buckets_of(own, EVERY_LANE), own.max_concurrent_streams
-        if buckets or streams is not None:
-            scopes.append(
-                ScopeLimits(
-                    scope=each.scope, owner_id=each.id, buckets=buckets, max_streams=streams
-                )
-            )
+        add_limits(scopes, each.scope, each.id, narrowed(limits, each.own), EVERY_LANE)
     try:
         return await request.services.generation.limiter.use_now(request.org_id, scopes)
     except LimiterUnavailable:

@@ -109,7 +109,8 @@ def test_each_line_is_answered_and_billed_as_a_batch(worker: Running, client: Op
         search = Search(start=now - timedelta(days=1), end=now, batch=batch.id)
         async with worker.services.system_db.connect() as conn:
             page = await find_requests(conn, events[0].org, search)
-            one = await find_request(conn, events[0].org, page.rows[0].id)
+            answered = events[0].request_id.removeprefix("req_")
+            one = await find_request(conn, events[0].org, answered)
             assert one is not None and one.batch == batch.id and one.stages
             return page.rows
 

@@ -41,9 +41,9 @@ async def test_what_is_spent_arrives_where_it_may_go(
         )
         made = await add_endpoint(db, webhooks.secrets, org_id, receiver.url)
         await ingest(system_db, [an_event(attempt, Quantities(output=2))])
-        outcome = b'outcome="delivered"' if allow_loopback else b'outcome="failed"'
+        outcome = "delivered" if allow_loopback else "failed"
         async with asyncio.timeout(30):
-            while outcome not in telemetry.render().content:
+            while f'outcome="{outcome}"}} 1.0'.encode() not in telemetry.render().content:
                 await asyncio.sleep(0.01)
     if not allow_loopback:
         assert receiver.received == [], "it dialled this machine"
