@@ -23,8 +23,9 @@ _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
 """Up to the end of the document, if nothing closes it."""
 _LONG = rb"[0-9.eE+-]{%d}" % (MAX_NUMBER_CHARS + 1)
 _SMALL = rb"[0-9.]*+[eE]-[0-9]{3}|[0-9.]{41,}+[eE]-"
-_FIND = rb'(?:[^"0-9]++|%b|(?!%b)[0-9][0-9.eE+-]*+)*+(?:(?P<number>[0-9][0-9.eE+-]*+)|\Z)'
-"""All that is no such number, then the number."""
+_FIND = rb'(?:(?>[^"0-9]++|%b|(?!%b)[0-9][0-9.eE+-]*+))*+(?:(?P<number>[0-9][0-9.eE+-]*+)|\Z)'
+"""All that is no such number, then the number. Without the atomic group Python before 3.11.5 goes
+on behind what the lookahead saw (github.com/python/cpython/issues/106052)."""
 _LONG_NUMBER = re.compile(_FIND % (_STRING, _LONG), re.DOTALL)
 _SMALL_NUMBER = re.compile(_FIND % (_STRING, _SMALL), re.DOTALL)
 _RUN = (MAX_NUMBER_CHARS - 1) // 2
