@@ -53,6 +53,14 @@ def test_a_figure_leads_to_its_parts_and_to_its_requests(
     tab.wait_for_url(re.compile("model=penny"))
 
 
+def test_what_each_request_cost_is_in_sight(visit: Visit) -> None:
+    """Its column is the last one; on a phone the table scrolls."""
+    tab = visit("much", "owner", "/console/requests")
+    assert tab.locator("#found th").last.inner_text() == "Cost"
+    hidden = "th => (box => box.scrollWidth - box.clientWidth)(th.closest('table').parentElement)"
+    assert tab.locator("#found th").last.evaluate(hidden) <= 0
+
+
 def test_requests_come_in_while_somebody_watches(visit: Visit, console: ConsoleServer) -> None:
     tab = visit("little", "owner", "/console/requests")
     before = tab.locator("#found tbody tr").count()
