@@ -451,7 +451,7 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ("POST", f"{ADMIN}/signing_keys/rotate"): rotate_signing_key,
     ("POST", f"{ADMIN}/signing_keys/{{kid}}/revoke"): at(Maker.signing_key, "/revoke"),
     ("POST", f"{ADMIN}/billing-account"): new(
-        f"{ADMIN}/billing-account", lambda m: {"net_days": int(m.name()[1:])}
+        f"{ADMIN}/billing-account", lambda m: {"net_days": int(m.name()[1:]) % 365}
     ),
     ("POST", f"{ADMIN}/fx-rates"): new(
         f"{ADMIN}/fx-rates",
