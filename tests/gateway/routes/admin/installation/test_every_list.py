@@ -212,8 +212,8 @@ async def add_line(maker: Maker, _path: str) -> None:
 
 
 async def add_hour(maker: Maker, _path: str) -> None:
-    """Add an hour to the first line."""
-    hours = int(maker.name()[1:])
+    """Add an hour to the first line, within its month."""
+    hours = int(maker.name()[1:]) % 600
     await add_event(maker, datetime(2026, 9, 1, tzinfo=UTC) + timedelta(hours=hours))
     await recounted(maker)
 
