@@ -66,10 +66,11 @@ async def sow(server: ConsoleServer) -> None:
     await pins.approve(server.little.id, "files", None, actor=COMMAND_LINE, check=lambda _: None)
     files.tools = CHANGED
     await pins.approve(server.much.id, "many", None, actor=COMMAND_LINE, check=lambda _: None)
-    await ask(server, server.little, "write_file", {"path": "/srv/site/index.html", "size": 2048})
+    written = {"path": "/srv/site/index.html", "size": 2048}
+    await ask(server, caller_of(server.little), "files", "write_file", written)
     for n in range(MANY_ASKED):
         name, path = (HOSTILE, HOSTILE) if n == 0 else (f"tool_{n:04}", HIDDEN)
-        await ask(server, server.much, name, {"path": path, "n": n})
+        await ask(server, caller_of(server.much), "many", name, {"path": path, "n": n})
     await rule(server, server.little, [("all", "allow", "*"), ("writes", "ask", "files__write_*")])
     rules = [(f"rule {n}", "allow", f"many__tool_{n:04}") for n in range(MANY_RULES)]
     await rule(server, server.much, [(HOSTILE[:60], "deny", HOSTILE[:60]), *rules])
@@ -110,11 +111,14 @@ def caller_of(org: Organization, n: int = 0) -> Caller:
     )
 
 
-async def ask(server: ConsoleServer, org: Organization, name: str, arguments: Any) -> None:
+async def ask(
+    server: ConsoleServer, caller: Caller, upstream: str, name: str, arguments: Any
+) -> None:
+    """Let a caller's call of an MCP server's tool wait for a yes."""
     call = ApprovedCall(
-        org_id=org.id,
-        caller=caller_of(org).principal,
-        server="files" if org is server.little else "many",
+        org_id=caller.org_id,
+        caller=caller.principal,
+        server=upstream,
         pin="sha256:" + "0" * 64,
         arguments_digest=arguments_digest(arguments),
         policy_version="1",
@@ -129,7 +133,7 @@ async def ask(server: ConsoleServer, org: Organization, name: str, arguments: An
     )
     store = PostgresApprovals(server.services.db, shown=server.services.asked_arguments)
     written = msgspec.json.encode(arguments)
-    assert await store.insert(org.id, new, max_pending=1000, arguments=written)
+    assert await store.insert(caller.org_id, new, max_pending=1000, arguments=written)
 
 
 async def rule(server: ConsoleServer, org: Organization, rules: list[tuple[str, Any, str]]) -> None:

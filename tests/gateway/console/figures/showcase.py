@@ -14,8 +14,6 @@ import sqlalchemy as sa
 from billing.money import PICO_PER_USD
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.login.passwords import Passwords
-from gateway.ids import uuid7_text
-from gateway.mcp.approvals import PostgresApprovals
 from gateway.request_log.rows import RequestRow
 from gateway.request_log.writer import RequestLog
 from gateway.tenancy.members.users import create_user
@@ -24,7 +22,7 @@ from gateway.tenancy.money.spend_caps import create_spend_cap
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.projects import create_project
 from mcp_bridge.caller import Caller
-from mcp_bridge.trust.approvals import ApprovedCall, arguments_digest, requested
+from tests.gateway.console.mcp_seeds import ask
 from tests.gateway.console.server import PASSWORD, ConsoleServer, Organization
 from tests.gateway.request_log.console_seeds import bill, request_of
 
@@ -39,7 +37,6 @@ PROJECTS = {
 }
 """The model of each, its requests in a busy hour, its monthly budget in USD and the part of it that
 is spent."""
-ARGUMENTS = {"path": "/srv/reports/2025"}
 
 
 async def make_showcase(server: ConsoleServer) -> Organization:
@@ -65,7 +62,8 @@ async def make_showcase(server: ConsoleServer) -> Organization:
     org = Organization(name="acme", id=made.id, project_id=projects[0], users={"owner": user.id})
     await make_traffic(server, org, projects)
     await make_budgets(server, org, projects)
-    await ask(server, org)
+    caller = Caller(org_id=org.id, project_id=org.project_id, subject=user.id, client="key_agents")
+    await ask(server, caller, "files", "delete_folder", {"path": "/srv/reports/2025"})
     return org
 
 
@@ -133,28 +131,3 @@ SPENT = sa.text("""
     VALUES (:org, 'project', :project, 'month', date_trunc('month', now(), 'UTC'), :spent)
 """)
 LINE = "INSERT INTO credit_lines (org_id, paid_pico) VALUES (:org, 0) ON CONFLICT DO NOTHING"
-
-
-async def ask(server: ConsoleServer, org: Organization) -> None:
-    """Let a call of a tool wait for a yes."""
-    user = org.users["owner"]
-    caller = Caller(org_id=org.id, project_id=org.project_id, subject=user, client="key_agents")
-    call = ApprovedCall(
-        org_id=org.id,
-        caller=caller.principal,
-        server="files",
-        pin="sha256:" + "0" * 64,
-        arguments_digest=arguments_digest(ARGUMENTS),
-        policy_version="1",
-    )
-    new = requested(
-        call,
-        approval_id=f"mcpapp_{uuid7_text()}",
-        nonce="n",
-        now_s=time.time(),
-        ttl_s=3600,
-        tool="delete_folder",
-    )
-    store = PostgresApprovals(server.services.db, shown=server.services.asked_arguments)
-    written = msgspec.json.encode(ARGUMENTS)
-    assert await store.insert(org.id, new, max_pending=10, arguments=written)
