@@ -44,7 +44,7 @@ from gateway.telemetry.histograms import (
     records_of,
 )
 from gateway.telemetry.metric_group import MadeMetrics, MetricGroup
-from gateway.telemetry.shared_files import gather, reserve_disk
+from gateway.telemetry.shared_files import gather, reserve_disk, share_values
 from gateway.telemetry.tenants import TenantCounts, list_tenant_metrics
 
 T = TypeVar("T")
@@ -179,6 +179,7 @@ class Telemetry:
         memory = None
         if shared_folder is not None:
             reserve_disk(shared_folder)
+            share_values(shared_folder)
             memory = shared_folder / f"{PREFIX}{os.getpid()}{SUFFIX}"
         self.made = MadeMetrics(HistogramMemory(memory), CollectorRegistry(), [], [])
         self.registry, self.listed = self.made.registry, self.made.listed

@@ -24,6 +24,19 @@ telemetry.open_calls.set(3)
 print(telemetry.render().content.decode())
 """
 
+COUNT_IN_THREADS = """
+import os, sys, threading; from pathlib import Path
+from gateway.telemetry.metrics import Telemetry
+telemetry = Telemetry(models=["m"], shared_folder=Path(sys.argv[1]))
+counter = telemetry.requests_of("/x", "m", "200")
+sys.setswitchinterval(1e-6)
+os.getpid = None  # nobody asks the kernel at each change
+threads = [threading.Thread(target=lambda: [counter.inc() for _ in range(20_000)]) for _ in "1234"]
+[each.start() for each in threads]
+[each.join() for each in threads]
+print(telemetry.render().content.decode())
+"""
+
 
 def test_no_file_of_metrics_is_sparse(tmp_path: Path) -> None:
     shared = tmp_path / "metrics"
@@ -40,6 +53,13 @@ def test_no_file_of_metrics_is_sparse(tmp_path: Path) -> None:
     again = run_copy(ROOT, ("-c", COUNT, str(shared)), PROMETHEUS_MULTIPROC_DIR=str(shared))
     assert 'tollgate_requests_total{model="m",route="/x",status="200"} 2.0' in again.stdout
     assert 'tollgate_time_to_first_token_seconds_count{model="m"} 2.0' in again.stdout
+
+
+def test_threads_count_without_a_lock_and_lose_nothing(tmp_path: Path) -> None:
+    told = run_copy(
+        ROOT, ("-c", COUNT_IN_THREADS, str(tmp_path)), PROMETHEUS_MULTIPROC_DIR=str(tmp_path)
+    )
+    assert 'tollgate_requests_total{model="m",route="/x",status="200"} 80000.0' in told.stdout
 
 
 def test_who_reads_while_a_worker_makes_its_files_finds_no_empty_one(
