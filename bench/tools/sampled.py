@@ -24,28 +24,35 @@ from gateway.cli.main import main
 SAMPLE_S = 0.001
 LOOP = "event loop and system calls"
 PARTS = (
-    ("/gateway/limits/", "limits"),
-    ("/gateway/tenancy/", "who asks"),
-    ("/gateway/auth/", "who asks"),
-    ("/billing/spool", "spool"),
-    ("/billing/", "to Postgres"),
-    ("/gateway/books", "to Postgres"),
-    ("/foundation/http1", "HTTP to the upstream"),
-    ("/gateway/fleet/", "what the upstream is sent and says"),
-    ("/gateway/wire/", "wire formats"),
-    ("/gateway/telemetry", "metrics"),
-    ("/gateway/routes/", "ASGI layers and route"),
-    ("/gateway/patience", "ASGI layers and route"),
-    ("/gateway/delivery", "main path"),
-    ("/gateway/inference", "main path"),
-    ("/gateway/metering", "main path"),
-    ("/gateway/connection", "HTTP server"),
-    ("/uvicorn/", "HTTP server"),
-    ("/litestar/", "Litestar"),
-    ("/mcp_bridge/", "MCP bridge"),
-    ("/gateway/worker", LOOP),
-    ("/gateway/cli", LOOP),
-    ("/gateway/", "all else of the gateway"),
+    ("gateway/limits/", "limits"),
+    ("gateway/tenancy/", "who asks"),
+    ("gateway/auth/", "who asks"),
+    ("gateway/lanes.py", "who asks"),
+    ("billing/spool/", "spool"),
+    ("billing/", "to Postgres"),
+    ("gateway/bookkeeping/", "to Postgres"),
+    ("gateway/request_log/", "to Postgres"),
+    ("foundation/http1.py", "HTTP to the upstream"),
+    ("gateway/fleet/", "what the upstream is sent and says"),
+    ("gateway/wire/", "wire formats"),
+    ("gateway/telemetry/", "metrics, stages and traces"),
+    ("gateway/traces/", "metrics, stages and traces"),
+    ("foundation/stages.py", "metrics, stages and traces"),
+    ("gateway/cache_report/", "cache report"),
+    ("gateway/routes/", "ASGI layers and route"),
+    ("gateway/inference/", "main path"),
+    ("gateway/ids.py", "main path"),
+    ("gateway/app/connection.py", "HTTP server"),
+    ("uvicorn/", "HTTP server"),
+    ("litestar/", "Litestar"),
+    ("mcp_bridge/", "MCP bridge"),
+    ("gateway/batches/", "work beside requests"),
+    ("gateway/webhooks/", "work beside requests"),
+    ("gateway/health/", "work beside requests"),
+    ("foundation/periodic.py", "work beside requests"),
+    ("gateway/app/worker.py", LOOP),
+    ("gateway/cli/", LOOP),
+    ("gateway/", "all else of the gateway"),
 )
 
 
@@ -53,7 +60,7 @@ def part_of(frame: FrameType | None) -> str:
     while frame is not None:
         file = frame.f_code.co_filename
         for place, part in PARTS:
-            if place in file:
+            if f"/{place}" in file:
                 return part
         frame = frame.f_back
     return LOOP

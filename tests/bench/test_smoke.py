@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ from bench import wire
 from bench.gateway import FIGURES, KINDS, SIDES, value
 from bench.migrations.tables import TABLES
 from bench.tools.record import RESULTS
+from bench.tools.sampled import PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 480.0
@@ -36,6 +38,15 @@ def run(module: str, *arguments: str, small: str = "--dry") -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     assert {path: path.stat().st_mtime_ns for path in RESULTS.iterdir()} == before
     return done.stdout
+
+
+def test_each_part_of_a_profile_is_there() -> None:
+    """A moved folder's samples would count as somebody else's."""
+    for place, part in PARTS:
+        package, _, rest = place.partition("/")
+        found = importlib.util.find_spec(package)
+        assert found is not None and found.submodule_search_locations, part
+        assert (Path(found.submodule_search_locations[0]) / rest).exists(), place
 
 
 @pytest.mark.nightly
