@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 
 from foundation.request_context import outside_requests
 from foundation.tasks import LogAndContinue, end_tasks
+
+BEAT_S = 1.0
+OFFSET_S = random.Random().random() * BEAT_S
+"""Keeps processes of one machine, which have one clock, from waking up all at once."""
+SLACK_S = 0.05
+"""A timer may fire a little early; who asks then means the beat after this one."""
 
 
 class Periodic:
@@ -19,7 +27,11 @@ class Periodic:
     when a round fails, for the log. `expected`: exceptions that are logged as one warning; any
     other is logged with its traceback (`LogAndContinue`), and the next round comes all the same.
     `at_once`: the first round begins when the task starts, else after one interval. `timeout_s`:
-    after which a round is cancelled, and counted as failed; None: never.
+    after which a round is cancelled, and counted as failed; None: never. `apart_s`: the least time
+    from the end of a round to the next, however often it is woken meanwhile.
+
+    All that waits for a second or longer in one process wakes up at the same moments, a second
+    apart and never later than it asked for: an idle process wakes once for all of it.
     """
 
     def __init__(
@@ -33,10 +45,11 @@ class Periodic:
         expected: tuple[type[Exception], ...] = (),
         at_once: bool = True,
         timeout_s: float | None = None,
+        apart_s: float = 0.0,
     ) -> None:
         self._name, self._interval_s, self._work = name, interval_s, work
         self._log, self._failure, self._expected = log, failure, expected
-        self._at_once, self._timeout_s = at_once, timeout_s
+        self._at_once, self._timeout_s, self._apart_s = at_once, timeout_s, apart_s
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -76,11 +89,25 @@ class Periodic:
 
     async def _wait(self) -> None:
         interval_s = self._interval_s() if callable(self._interval_s) else self._interval_s
+        ended_at = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(interval_s):
+            async with asyncio.timeout_at(next_beat(ended_at, interval_s)):
                 await self._woken.wait()
+                if self._apart_s:
+                    await asyncio.sleep(
+                        ended_at + self._apart_s - asyncio.get_running_loop().time()
+                    )
         except TimeoutError:
             return
+
+
+def next_beat(now: float, interval_s: float) -> float:
+    """Return when to wake up that comes `interval_s` after `now`, on this process' beat if it is a
+    second or longer."""
+    at = now + interval_s
+    if interval_s < BEAT_S:
+        return at
+    return math.floor((at - OFFSET_S + SLACK_S) / BEAT_S) * BEAT_S + OFFSET_S
 
 
 class Flusher(ABC):

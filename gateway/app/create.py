@@ -53,7 +53,7 @@ from gateway.bookkeeping.spend_reader import PostgresBooks
 from gateway.bookkeeping.sweepers import CreditSweeper, start_superseded
 from gateway.cache_report.leases import CacheLeases, both, place_of
 from gateway.cache_report.report import CacheReport
-from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
+from gateway.db import POOL_SIZE, ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.files.store import open_files
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet
@@ -118,6 +118,7 @@ from gateway.tenancy.idempotency_keys import IdempotencyKeys
 from gateway.webhooks.sender import Webhooks, open_webhooks
 from gateway.wire.surfaces import MESSAGES, RESPONSES, SURFACES
 from gateway.worker.resources import Resources
+from gateway.worker.work_listener import WorkListener
 
 log = logging.getLogger(__name__)
 
@@ -393,6 +394,7 @@ async def open_services(
         trusted_proxies=Networks.of(settings.trusted_proxies),
         mailer=Mailer(mail_server),
     )
+    resources.listener.start()  # all that it wakes is there
     services.configuration = LiveConfiguration(
         settings, resources=resources, services=services, models=models, leases=leases, auth=auth
     )
@@ -410,6 +412,7 @@ def open_deliveries(
         allow_loopback=settings.egress_to_loopback,
         mail_server=mail_server,
         public_url=settings.issuer,
+        listener=resources.listener,
     )
 
 
@@ -449,6 +452,8 @@ async def open_resources(
     price_book = load_prices(settings)
     spool = await Spool.open(Home(settings.home).spool / worker_id)
     stack.push_async_callback(spool.shutdown)
+    listener = WorkListener(open_pool(settings, stack, ROLE_SYSTEM, size=1))
+    stack.push_async_callback(listener.close)
     return Resources(
         stack=stack,
         secret=secret,
@@ -459,6 +464,7 @@ async def open_resources(
         telemetry=telemetry,
         price_book=price_book,
         spool=spool,
+        listener=listener,
     )
 
 
@@ -621,9 +627,11 @@ async def open_models(
     return models
 
 
-def open_pool(settings: Settings, stack: AsyncExitStack, role: str) -> AsyncEngine:
+def open_pool(
+    settings: Settings, stack: AsyncExitStack, role: str, *, size: int = POOL_SIZE
+) -> AsyncEngine:
     assert settings.database_url is not None
-    pool = create_engine(settings.database_url, role=role)
+    pool = create_engine(settings.database_url, role=role, pool_size=size)
     stack.push_async_callback(pool.dispose)
     return pool
 

@@ -57,6 +57,9 @@ JITTER = random.Random()
 """A generator of its own: it neither follows nor disturbs a seed of the global one."""
 
 POLL_S = 0.5
+"""Between two looks while something is under way, or where nobody hears of what is to be done."""
+APART_S = 0.01
+"""Between two looks at least, however much is heard of."""
 LEASE_S = 30.0
 SWEEP_INTERVAL_S = 60.0
 MAX_ATTENDED = 2
@@ -76,7 +79,8 @@ class KeyState(msgspec.Struct, frozen=True):
 
 class BatchRunner:
     """The runner of one process. `db` acts as the tenant, `system_db` sees all. `cipher`: for the
-    purpose of batches. `endpoints`: by path. `on_booked` hears of what was booked."""
+    purpose of batches. `endpoints`: by path. `on_booked` hears of what was booked. `rest_s`: how
+    long to rest where there is nothing to do, given how long otherwise."""
 
     def __init__(
         self,
@@ -95,13 +99,14 @@ class BatchRunner:
         max_running: int,
         lease_s: float = LEASE_S,
         poll_s: float = POLL_S,
+        rest_s: Callable[[float], float] = lambda poll_s: poll_s,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._services, self._telemetry = services, telemetry
         self._db, self._system_db = db, system_db
         self._files, self.cipher, self.bounds = files, cipher, bounds
         self._endpoints, self._max_running = endpoints, max_running
-        self._lease_s = lease_s
+        self._lease_s, self._poll_s, self._rest_s = lease_s, poll_s, rest_s
         self._holder = uuid7_hex()
         self._ender = LineEnder(
             system_db,
@@ -124,11 +129,12 @@ class BatchRunner:
         self._swept_at = -math.inf
         self._looking = Periodic(
             "run batches",
-            lambda: poll_s * JITTER.uniform(0.8, 1.2),
+            self._pause_s,
             self.look,
             log=log,
             failure="batches wait for Postgres",
             expected=DATABASE_ERRORS,
+            apart_s=APART_S,
         )
         self._ending: asyncio.Task[None] | None = None
 
@@ -143,6 +149,13 @@ class BatchRunner:
     def wake(self) -> None:
         """Look now: there may be something to do."""
         self._looking.wake()
+
+    def _pause_s(self) -> float:
+        poll_s = self._poll_s * JITTER.uniform(0.8, 1.2)
+        if self._running or self._attended:
+            return poll_s
+        sweep_in_s = self._swept_at + SWEEP_INTERVAL_S - time.monotonic()
+        return min(self._rest_s(poll_s), max(poll_s, sweep_in_s))
 
     def leave(self) -> None:
         """Begin nothing more here."""
@@ -378,7 +391,9 @@ def open_batches(
         request_log=request_log,
         content_log=content_log,
         max_running=settings.batch_concurrency,
+        rest_s=resources.listener.rest_s,
     )
+    resources.listener.watch(steward.WORK, runner.wake, steward.NEXT_DUE)
     runner.start()
     resources.stack.push_async_callback(runner.close)
     return runner

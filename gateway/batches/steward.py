@@ -36,6 +36,26 @@ _TAKE = sa.text(f"""
     )
     RETURNING {", ".join(column.name for column in COLUMNS)}
 """)
+WORK = "batches"
+"""The topic of the trigger on batches."""
+NEXT_DUE = """
+    SELECT min(CASE
+        WHEN status = 'in_progress' AND expires_at > now() THEN least(expires_at, coalesce(
+            (SELECT now() FROM batch_lines l WHERE l.batch_id = b.id AND l.state = 'open'
+                AND l.due_at <= now() AND (l.leased_until IS NULL OR l.leased_until <= now())
+                LIMIT 1),
+            (SELECT min(greatest(l.due_at, l.leased_until)) FROM batch_lines l
+                WHERE l.batch_id = b.id AND l.state = 'open'),
+            greatest(leased_until, now())))
+        WHEN leased_until > now() THEN leased_until
+        WHEN status IN ('validating', 'finalizing') THEN now()
+        ELSE coalesce((SELECT max(l.leased_until) FROM batch_lines l WHERE l.batch_id = b.id
+            AND l.state = 'open' AND l.leased_until > now()), now())
+    END)
+    FROM batches b WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+"""
+"""SQL: the moment at which there is something to do next, for a batch or one of its lines, or
+NULL."""
 _RENEW = sa.text("""
     UPDATE batches SET leased_until = now() + make_interval(secs => :lease_s)
     WHERE id = ANY(CAST(:batch_ids AS text[])) AND leased_by = :holder

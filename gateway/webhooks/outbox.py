@@ -7,6 +7,7 @@ ones. Operators hear of an org's top-ups, too: they take its payment."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -18,9 +19,9 @@ from billing.invoices import outbox as transitions
 from gateway.batches import batches
 from gateway.mcp import approvals
 from gateway.tenancy.tables import orgs
-from gateway.webhooks import mail_channel
+from gateway.webhooks import mail_channel, queue
 from gateway.webhooks.deliveries import QUEUE
-from gateway.webhooks.queue import add_deliveries, to_row
+from gateway.webhooks.queue import DeliveryQueue, add_deliveries, to_row
 from gateway.webhooks.tables import endpoints
 from gateway.wire.admin.webhook_events import (
     WebhookEvent,
@@ -30,8 +31,28 @@ from gateway.wire.admin.webhook_events import (
     to_event,
     top_up_event,
 )
+from gateway.wire.shared.batch import ENDED
 
 BATCH = 100
+WORK = "deliveries"
+"""The topic of the triggers on all that is told of, and on deliveries."""
+
+
+def next_due(*, mails: bool) -> str:
+    """Return SQL: the moment at which there is something to dispatch or deliver next, or NULL."""
+    untold = " OR ".join(
+        f"EXISTS (SELECT FROM {each})"
+        for each in (
+            "alerts WHERE dispatched_at IS NULL",
+            "invoice_transitions WHERE dispatched_at IS NULL",
+            "top_ups WHERE told IS DISTINCT FROM state",
+            f"batches WHERE dispatched_at IS NULL AND status IN {(*sorted(ENDED),)}",
+            "mcp_approvals WHERE dispatched_at IS NULL",
+        )
+    )
+    queues: list[DeliveryQueue[Any]] = [QUEUE, mail_channel.QUEUE] if mails else [QUEUE]
+    due = ", ".join(f"({queue.next_due(each)})" for each in queues)
+    return f"SELECT least((SELECT now() WHERE {untold}), {due})"
 
 
 class Occurrence(msgspec.Struct, frozen=True):

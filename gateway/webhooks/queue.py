@@ -200,6 +200,15 @@ _LEASE = """
 """
 
 
+def next_due(queue: DeliveryQueue[Any]) -> str:
+    """Return SQL: the moment at which the next delivery of a queue may be tried, or NULL."""
+    return f"""
+        SELECT min(greatest(d.due_at, d.leased_until))
+        FROM {queue.name} d JOIN {queue.receivers} r ON r.id = d.{queue.receiver}
+        WHERE d.state = '{PENDING}' AND d.expires_at > now() AND {queue.open}
+    """
+
+
 async def end_attempt(
     db: AsyncEngine,
     queue: DeliveryQueue[Delivery],

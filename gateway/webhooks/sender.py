@@ -33,7 +33,7 @@ from gateway.webhooks import deliveries, mail_channel
 from gateway.webhooks.deliveries import LeasedDelivery
 from gateway.webhooks.endpoints import CIPHER_PURPOSE
 from gateway.webhooks.mail_channel import ChoiceLinks, MailChannel
-from gateway.webhooks.outbox import fan_out
+from gateway.webhooks.outbox import WORK, fan_out, next_due
 from gateway.webhooks.queue import (
     DEAD,
     JITTER,
@@ -49,11 +49,15 @@ from gateway.webhooks.queue import (
     sweep,
 )
 from gateway.webhooks.standard_webhooks import headers
+from gateway.worker.work_listener import WorkListener
 
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""An event is late by as much."""
+"""Between two polls while there is something to do; an event is late by as much where nobody hears
+of it."""
+APART_S = 0.1
+"""Between two polls at least, however much is heard of."""
 SWEEP_INTERVAL_S = 600.0
 MAX_CONCURRENT = 16
 MAX_PER_ORG = 4
@@ -82,7 +86,8 @@ class Channel(Protocol):
 
 class Sender:
     """The sender of one process. `db`: of a role that sees every org's rows. `sends_mail`: people
-    are told of events, so one of `channels` is of e-mails. `wall_clock`: Unix seconds."""
+    are told of events, so one of `channels` is of e-mails. `rest_s`: how long to rest where there
+    is nothing to do, given how long otherwise. `wall_clock`: Unix seconds."""
 
     def __init__(
         self,
@@ -92,10 +97,13 @@ class Sender:
         sends_mail: bool = False,
         lease_s: float = LEASE_S,
         poll_s: float = POLL_S,
+        rest_s: Callable[[float], float] = lambda poll_s: poll_s,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._db, self._channels, self._sends_mail = db, channels, sends_mail
-        self._lease_s = lease_s
+        self._lease_s, self._poll_s, self._rest_s = lease_s, poll_s, rest_s
+        self._has_found = False
+        """The last poll found something, so there may be more."""
         self._wall_clock = wall_clock
         self._id = uuid7().hex
         self._sending: dict[str, dict[asyncio.Task[None], LeasedRow]] = {
@@ -103,16 +111,27 @@ class Sender:
         }
         self._polling = Periodic(
             "deliveries",
-            poll_s,
+            self._pause_s,
             self.poll,
             log=log,
             failure="deliveries wait for Postgres",
             expected=DATABASE_ERRORS,
+            apart_s=APART_S,
         )
         self._swept_at = time.monotonic()
 
     def start(self) -> None:
         self._polling.start()
+
+    def wake(self) -> None:
+        """Poll now: there may be something to do."""
+        self._polling.wake()
+
+    def _pause_s(self) -> float:
+        if self._has_found or self._under_way():
+            return self._poll_s
+        sweep_in_s = self._swept_at + SWEEP_INTERVAL_S - time.monotonic()
+        return min(self._rest_s(self._poll_s), max(POLL_S, sweep_in_s))
 
     async def close(self) -> None:
         """Give up what is under way; its lease ends by itself, and somebody tries again."""
@@ -122,8 +141,9 @@ class Sender:
 
     async def poll(self) -> None:
         """Dispatch what happened, begin what is due. Raises: DATABASE_ERRORS."""
+        self._has_found = False
         while await fan_out(self._db, mails=self._sends_mail):
-            continue
+            self._has_found = True
         for channel in self._channels:
             await self._begin_due(channel)
         if time.monotonic() - self._swept_at >= SWEEP_INTERVAL_S:
@@ -157,6 +177,7 @@ class Sender:
             under_way=list(sending.values()),
             lease_s=self._lease_s,
         )
+        self._has_found |= bool(found)
         for each in found:
             task = asyncio.create_task(self._send(channel, each), name=f"delivery {each.id}")
             sending[task] = each
@@ -247,6 +268,7 @@ def open_webhooks(
     allow_loopback: bool,
     mail_server: MailServer | None,
     public_url: str,
+    listener: WorkListener,
 ) -> Webhooks:
     """Open webhooks and e-mails. allow_loopback: for development, send to receivers on this
     machine."""
@@ -275,7 +297,9 @@ def open_webhooks(
                 on_outcome=lambda outcome: telemetry.mail_attempts.labels(outcome).inc(),
             )
         )
-    sender = Sender(system_db, channels, sends_mail=mail_server is not None)
+    sends_mail = mail_server is not None
+    sender = Sender(system_db, channels, sends_mail=sends_mail, rest_s=listener.rest_s)
+    listener.watch(WORK, sender.wake, next_due(mails=sends_mail))
     sender.start()
     stack.push_async_callback(sender.close)
     return Webhooks(secrets=secrets, allow_loopback=allow_loopback, choice_links=links)

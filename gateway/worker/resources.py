@@ -14,6 +14,7 @@ from billing.spool.spool import Spool
 from foundation.tasks import TaskSet
 from gateway.secret import Secret
 from gateway.telemetry.metrics import Telemetry
+from gateway.worker.work_listener import WorkListener
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,3 +30,4 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: Telemetry
     price_book: PriceBook
     spool: Spool
+    listener: WorkListener

@@ -66,6 +66,8 @@ SYSTEM = {
     "request_log.writer.RequestLog.keep_days_of": "makes partitions",
     "request_log.content_log.ContentLog.put": "of the request that was answered",
     "request_log.writer.RequestLog.put": "of the request that was answered",
+    "worker.work_listener.WorkListener.rest_s": "asks nobody",
+    "worker.work_listener.WorkListener.watch": "of what work there is, whosever it is",
     "request_log.writer.RequestLog.write_within": "of the lines that a worker has run",
     "files.contents.PostgresContents.writer": "asks nobody",
     "files.contents.PostgresWriter.write": "of the upload that was begun",

@@ -11,8 +11,10 @@ from standardwebhooks.webhooks import Webhook
 
 from billing.events import Price, Quantities
 from billing.ingestion.ingest import ingest
+from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.telemetry.metrics import Telemetry
 from gateway.webhooks.sender import open_webhooks
+from gateway.worker.work_listener import WorkListener
 from tests.billing.alerts.test_alerts import cap
 from tests.billing.samples import an_attempt, an_event
 from tests.gateway.webhooks.conftest import SECRET, Receiver, add_endpoint
@@ -21,6 +23,7 @@ from tests.gateway.webhooks.conftest import SECRET, Receiver, add_endpoint
 @pytest.mark.parametrize("allow_loopback", [True, False])
 async def test_what_is_spent_arrives_where_it_may_go(
     db: AsyncEngine,
+    postgres_url: str,
     system_db: AsyncEngine,
     org_id: str,
     receiver: Receiver,
@@ -29,7 +32,11 @@ async def test_what_is_spent_arrives_where_it_may_go(
     telemetry = Telemetry(models=())
     await cap(db, 1_000_000_000_000, org=org_id, period="month")
     attempt = an_attempt(org=org_id, prices={"output": Price("one", 250_000_000_125)})
+    listening = create_engine(postgres_url, role=ROLE_SYSTEM, pool_size=1)
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(listening.dispose)
+        listener = WorkListener(listening)
+        stack.push_async_callback(listener.close)
         webhooks = open_webhooks(
             stack,
             SECRET,
@@ -38,7 +45,9 @@ async def test_what_is_spent_arrives_where_it_may_go(
             allow_loopback=allow_loopback,
             mail_server=None,
             public_url="http://localhost",
+            listener=listener,
         )
+        listener.start()
         made = await add_endpoint(db, webhooks.secrets, org_id, receiver.url)
         await ingest(system_db, [an_event(attempt, Quantities(output=2))])
         outcome = "delivered" if allow_loopback else "failed"

@@ -1,0 +1,1 @@
+"""Counts what an installation does while nobody asks it for anything."""
