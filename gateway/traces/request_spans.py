@@ -10,26 +10,19 @@ they are stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 
 import msgspec
 from msgspec import UNSET
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import (
-    Link,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    TraceState,
-)
+from opentelemetry.trace import SpanKind, TraceState
 
-from billing.events import COMPONENTS, UsageEvent
+from billing.events import COMPONENTS, Component, UsageEvent
 from billing.pricing.rating import rate
+from foundation.request_context import LogContext
 from foundation.stages import Stage, new_span_id
 from foundation.trace_context import ClientTrace, TokenBucket
 from gateway.mcp.service.service import own_version
@@ -40,18 +33,31 @@ from gateway.telemetry.metrics import Telemetry
 from gateway.traces import conventions as names
 from gateway.traces.content_messages import content_attributes
 from gateway.traces.sender import SpanSender, make_exporter
+from gateway.traces.span_encoding import (
+    Attributes,
+    EncodedTrace,
+    SpanEnvelope,
+    SpanPlace,
+    encode_attributes,
+    encode_event,
+    encode_head,
+    encode_link,
+)
 
 NANOSECONDS = 1_000_000_000
 MAX_KEPT_PER_S = 50.0
 """How many traces a second are kept for how they ended: when all requests fail, a worker does not
 work for its traces alone."""
+MAX_HEADS = 1024
+"""How many heads of spans are kept encoded, of each kind: some 200 bytes each."""
 SCOPE = InstrumentationScope(names.TOLLGATE)
-SAMPLED, NOT_SAMPLED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
-FAILED, FINE = Status(StatusCode.ERROR), Status(StatusCode.UNSET)
 NO_FAILURE = frozenset(("", "left", "asked"))
 """Outcomes of stages that are nobody's error: the client is gone, or answers first."""
-
-Attributes = dict[str, str | int | float | bool]
+NAMED_ELSEWHERE = frozenset(("tool_call", "mcp_request", "mcp_message"))
+"""Stages that are about what others named: a head of theirs seldom comes again."""
+COST_LINES: Mapping[Component, str] = {
+    component: names.COST_LINE.format(component=component) for component in COMPONENTS
+}
 
 
 class RequestSpans:
@@ -60,102 +66,66 @@ class RequestSpans:
     tell what was captured of requests."""
 
     def __init__(
-        self,
-        send: Callable[[Sequence[ReadableSpan]], object],
-        *,
-        process: str,
-        version: str,
-        slow_s: float | None,
-        with_content: bool = False,
+        self, sender: SpanSender, *, slow_s: float | None, with_content: bool = False
     ) -> None:
-        self._send, self._slow_s, self._with_content = send, slow_s, with_content
+        self._sender, self._slow_s, self._with_content = sender, slow_s, with_content
         self._kept = TokenBucket(MAX_KEPT_PER_S)
-        self._resource = Resource(
-            {
-                names.SERVICE_NAME: names.TOLLGATE,
-                names.SERVICE_INSTANCE: process,
-                names.SERVICE_VERSION: version,
-            }
-        )
 
     def record(self, answer: NotedAnswer, line: AccessLine) -> None:
         """Make the spans of a request, if it is kept; called by one thread."""
-        kept_for = self._kept_for(answer, line)
-        if kept_for is not None:
-            self._send(self._spans_of(answer, line, kept_for))
+        context = answer.context
+        if context is None:
+            return
+        kept_for = self._kept_for(context, line)
+        if kept_for is None:
+            return
+        if self._sender.has_room:
+            self._sender.put(self._encode(answer, context, line, kept_for))
+        else:
+            self._sender.refuse(1 + len(context.stages))
 
-    def _kept_for(self, answer: NotedAnswer, line: AccessLine) -> str | None:
+    def _kept_for(self, context: LogContext, line: AccessLine) -> str | None:
         """Return why a request is kept, if it is."""
-        if answer.context is None:
-            return None
-        if answer.context.is_sampled:
+        if context.is_sampled:
             return "sampled"
         is_slow = self._slow_s is not None and seconds_of(line) >= self._slow_s
         if (line.status >= 500 or is_slow) and self._kept.take():
             return "error" if line.status >= 500 else "slow"
         return None
 
-    def _spans_of(self, answer: NotedAnswer, line: AccessLine, kept_for: str) -> list[ReadableSpan]:
-        context = answer.context
-        assert context is not None
-        client, trace = context.parent, int(context.trace, 16)
-        state = state_of(client)
-
-        def named(span_id: int) -> SpanContext:
-            return SpanContext(trace, span_id, False, SAMPLED, state)
-
-        parent = None
-        if client.parent:
-            parent = SpanContext(trace, int(client.parent, 16), True, SAMPLED, state)
-        top, times = named(context.span_id), StageTimes(answer)
-        is_work = answer.kind in ("background", "batch")
-        attributes = request_attributes(line, is_work=is_work) | {names.KEPT_FOR: kept_for}
-        message = next((each for each in context.stages if each.name == "mcp_message"), None)
-        if context.stages.num_left_out:
-            attributes[names.LEFT_OUT] = context.stages.num_left_out
-        spans = [
-            ReadableSpan(
-                f"{answer.kind if is_work else line.method} {line.route}",
-                top,
-                parent,
-                self._resource,
-                attributes,
-                links=links_to(context.link),
-                kind=SpanKind.INTERNAL if is_work else SpanKind.SERVER,
-                status=FAILED if line.status >= 500 else FINE,
-                start_time=times.began_ns,
-                end_time=times.ended_ns,
-                instrumentation_scope=SCOPE,
-            )
-        ]
+    def _encode(
+        self, answer: NotedAnswer, context: LogContext, line: AccessLine, kept_for: str
+    ) -> EncodedTrace:
+        place = SpanPlace(context.trace, state_of(context.parent))
+        spans = [encode_request(place, answer, context, line, kept_for)]
+        stages, times, route = context.stages, StageTimes(answer), line.route
         bills = {each.id: each for each in answer.billed}
-        for stage in context.stages:
+        message: Stage | None = None
+        last_attempt: Stage | None = None
+        for stage in stages:
             stage.span_id = stage.span_id or new_span_id()
-        attempts = (stage for stage in reversed(context.stages) if stage.name == "attempt")
-        last = next(attempts, None)
-        for stage in context.stages:
-            told = describe(stage, line, bills)
-            if self._with_content and stage is last:
-                told.attributes |= content_attributes(answer)
-            within = stage.within
-            if stage.name in ("mcp_request", "tool_call"):
-                within = message
-            spans.append(
-                ReadableSpan(
-                    told.name,
-                    named(stage.span_id),
-                    top if within is None else named(within.span_id),
-                    self._resource,
-                    told.attributes,
-                    told.events(times.end_of(stage)),
-                    kind=told.kind,
-                    status=FINE if stage.outcome in NO_FAILURE else FAILED,
-                    start_time=times.to_ns(stage.began_at),
-                    end_time=times.end_of(stage),
-                    instrumentation_scope=SCOPE,
-                )
-            )
-        return spans
+            if stage.name == "attempt":
+                last_attempt = stage
+            elif stage.name == "mcp_message" and message is None:
+                message = stage
+        for stage in stages:
+            name, within = stage.name, stage.within
+            head_of = encode_stage if name in NAMED_ELSEWHERE else repeated_stage
+            head = head_of(name, stage.about, route, stage.outcome, has_ended=stage.has_ended)
+            begins_ns, ends_ns = times.to_ns(stage.began_at), times.end_of(stage)
+            rest = b""
+            if name == "attempt":
+                rest = encode_use(stage, bills.get(stage.ref), ends_ns)
+                if self._with_content and stage is last_attempt:
+                    rest += encode_attributes(content_attributes(answer))
+            elif name in NAMED_ELSEWHERE:
+                if name != "mcp_message":
+                    within = message
+                elif stage.ref:
+                    rest = encode_attributes({names.JSONRPC_ID: stage.ref})
+            parent_id = context.span_id if within is None else within.span_id
+            spans.append(place.encode(stage.span_id, parent_id, begins_ns, ends_ns, head, rest))
+        return EncodedTrace(len(spans), b"".join(spans))
 
 
 @contextmanager
@@ -165,30 +135,50 @@ def recording_spans(
     """Send the spans of what a process answers, as long as it does; yields what records them."""
     sender = SpanSender(
         make_exporter(config),
+        SpanEnvelope(resource_of(process), SCOPE),
         count_sent=telemetry.spans_sent.inc,
         count_lost=telemetry.spans_lost.inc,
     )
     with sender.running():
-        yield RequestSpans(
-            sender.put,
-            process=process,
-            version=own_version(),
-            slow_s=config.slow_s,
-            with_content=with_content,
-        ).record
+        yield RequestSpans(sender, slow_s=config.slow_s, with_content=with_content).record
 
 
-def state_of(named: ClientTrace) -> TraceState | None:
-    return TraceState.from_header([named.state]) if named.state else None
+def resource_of(process: str) -> Resource:
+    return Resource(
+        {
+            names.SERVICE_NAME: names.TOLLGATE,
+            names.SERVICE_INSTANCE: process,
+            names.SERVICE_VERSION: own_version(),
+        }
+    )
 
 
-def links_to(named: ClientTrace) -> tuple[Link, ...]:
-    """Return the link to a trace that is not continued; none where none is named."""
-    if not named.trace:
-        return ()
-    flags = SAMPLED if named.is_sampled else NOT_SAMPLED
-    there = (int(named.trace, 16), int(named.parent, 16))
-    return (Link(SpanContext(*there, True, flags, state_of(named))),)
+def state_of(named: ClientTrace) -> str:
+    return TraceState.from_header([named.state]).to_header() if named.state else ""
+
+
+def encode_request(
+    place: SpanPlace, answer: NotedAnswer, context: LogContext, line: AccessLine, kept_for: str
+) -> bytes:
+    """Encode the span that stands for all of a request."""
+    head = repeated_request(
+        line.method,
+        line.route,
+        line.status,
+        work=answer.kind if answer.kind in ("background", "batch") else "",
+        key=line.key if isinstance(line.key, str) else "",
+        org=line.org if isinstance(line.org, str) else "",
+        model=line.model if isinstance(line.model, str) else "",
+        kept_for=kept_for,
+    )
+    rest = encode_attributes(own_attributes(line, context.stages.num_left_out))
+    if (linked := context.link).trace:
+        rest += encode_link(linked.trace, linked.parent, state_of(linked))
+    times = StageTimes(answer)
+    span = (context.span_id, times.began_ns, times.ended_ns, head, rest)
+    if parent := context.parent.parent:
+        return place.encode_below_remote(span[0], int(parent, 16), *span[1:])
+    return place.encode(span[0], 0, *span[1:])
 
 
 class StageTimes:
@@ -209,69 +199,101 @@ class StageTimes:
         return max(began_ns, ended_ns)
 
 
+@lru_cache(MAX_HEADS)
+def repeated_request(
+    method: str,
+    route: str,
+    status: int,
+    *,
+    work: str,
+    key: str,
+    org: str,
+    model: str,
+    kept_for: str,
+) -> bytes:
+    """Encode what the span of a request has in common with those of others. `work`: what it is,
+    where it is none of HTTP; empty: it is one."""
+    is_failed = status >= 500
+    told: Attributes = {}
+    if work:
+        told[names.WORK] = work
+        if status >= 400:
+            told[names.OUTCOME] = str(status)
+    else:
+        told[names.HTTP_METHOD], told[names.HTTP_ROUTE] = method, route
+        told[names.HTTP_STATUS] = status
+    if is_failed:
+        told[names.ERROR_TYPE] = str(status)
+    named = {names.KEY_ID: key, names.ORG_ID: org, names.MODEL: model}
+    told |= {name: value for name, value in named.items() if value}
+    told[names.KEPT_FOR] = kept_for
+    kind = SpanKind.INTERNAL if work else SpanKind.SERVER
+    return encode_head(f"{work or method} {route}", kind, told, is_failed=is_failed)
+
+
+def own_attributes(line: AccessLine, num_left_out: int) -> Attributes:
+    """Say what is of a request alone. `num_left_out`: how many stages of it are not kept."""
+    named = {
+        names.REQUEST_ID: line.request,
+        names.COST: line.cost_pico_usd,
+        names.TTFT_MS: line.ttft_ms,
+        names.QUEUE_MS: line.queue_ms,
+        names.CLIENT_ADDRESS: line.client,
+    }
+    told: Attributes = {name: value for name, value in named.items() if value is not UNSET}
+    if num_left_out:
+        told[names.LEFT_OUT] = num_left_out
+    return told
+
+
 class StageSpan(msgspec.Struct):
     """The span of a stage, as far as its kind of stage decides."""
 
     name: str
-    kind: SpanKind = SpanKind.INTERNAL
-    attributes: Attributes = {}
-    bill: UsageEvent | None = None
-    cache_cause: str = ""
-
-    def events(self, at_ns: int) -> tuple[Event, ...]:
-        """Return what the cache gave and what it cost, of an attempt that is on a bill."""
-        if self.bill is None:
-            return ()
-        used, rated = self.bill.quantities, rate(self.bill.quantities, self.bill.attempt.prices)
-        cache: Attributes = {
-            names.CACHE_READ_TOKENS: used.cache_read,
-            names.CACHE_WRITE_TOKENS: used.cache_write_5m + used.cache_write_1h,
-            names.UNCACHED_TOKENS: used.uncached_input,
-        }
-        if self.cache_cause:
-            cache[names.CACHE_CAUSE] = self.cache_cause
-        cost: Attributes = {names.COST: rated.amount_pico}
-        for component in COMPONENTS:
-            if amount := rated.amount_of(component):
-                cost[names.COST_LINE.format(component=component)] = amount
-        return (Event(names.CACHE_EVENT, cache, at_ns), Event(names.COST_EVENT, cost, at_ns))
+    kind: SpanKind
+    attributes: Attributes
 
 
-def describe(stage: Stage, line: AccessLine, bills: Mapping[str, UsageEvent]) -> StageSpan:
-    """Say of a stage what the conventions have a name for. `bills`: by the ids of attempts."""
-    told: StageSpan
-    match stage.name:
+def encode_stage(name: str, about: str, route: str, outcome: str, *, has_ended: bool) -> bytes:
+    """Encode what the span of a stage has in common with others. `route`: of the request."""
+    told = describe(name, about, route)
+    if outcome:
+        told.attributes[names.OUTCOME] = outcome
+        if outcome not in NO_FAILURE:
+            told.attributes[names.ERROR_TYPE] = outcome
+    if not has_ended:
+        told.attributes[names.UNFINISHED] = True
+    is_failed = outcome not in NO_FAILURE
+    return encode_head(told.name, told.kind, told.attributes, is_failed=is_failed)
+
+
+repeated_stage = lru_cache(MAX_HEADS)(encode_stage)
+
+
+def describe(name: str, about: str, route: str) -> StageSpan:
+    """Say of a stage what the conventions have a name for."""
+    match name:
         case "attempt":
-            told = describe_attempt(stage, line, bills.get(stage.ref))
+            return describe_attempt(about, names.operation_of(route))
         case "tool_call":
-            server, _, tool = stage.about.partition("/")
+            server, _, tool = about.partition("/")
             attributes: Attributes = {
                 names.OPERATION: names.EXECUTE_TOOL,
                 names.MCP_METHOD: names.TOOLS_CALL,
                 names.TOOL_NAME: tool,
                 names.MCP_SERVER: server,
             }
-            told = StageSpan(f"{names.TOOLS_CALL} {tool}", SpanKind.CLIENT, attributes)
+            return StageSpan(f"{names.TOOLS_CALL} {tool}", SpanKind.CLIENT, attributes)
         case "mcp_message":
-            method, _, target = stage.about.partition(" ")
-            told = StageSpan(stage.about, SpanKind.SERVER, mcp_attributes(method, target))
-            if stage.ref:
-                told.attributes[names.JSONRPC_ID] = stage.ref
+            method, _, target = about.partition(" ")
+            return StageSpan(about, SpanKind.SERVER, mcp_attributes(method, target))
         case "mcp_request":
-            server, _, method = stage.about.partition(" ")
+            server, _, method = about.partition(" ")
             attributes = {names.MCP_METHOD: method, names.MCP_SERVER: server}
-            told = StageSpan(method, SpanKind.CLIENT, attributes)
+            return StageSpan(method, SpanKind.CLIENT, attributes)
         case _:
-            told = StageSpan(stage.name, attributes={})
-            if stage.about:
-                told.attributes[names.REPLICA] = stage.about
-    if stage.outcome:
-        told.attributes[names.OUTCOME] = stage.outcome
-        if stage.outcome not in NO_FAILURE:
-            told.attributes[names.ERROR_TYPE] = stage.outcome
-    if not stage.ended_at:
-        told.attributes[names.UNFINISHED] = True
-    return told
+            attributes = {names.REPLICA: about} if about else {}
+            return StageSpan(name, SpanKind.INTERNAL, attributes)
 
 
 def mcp_attributes(method: str, target: str) -> Attributes:
@@ -284,52 +306,49 @@ def mcp_attributes(method: str, target: str) -> Attributes:
     return found
 
 
-def describe_attempt(stage: Stage, line: AccessLine, bill: UsageEvent | None) -> StageSpan:
-    operation = names.operation_of(line.route)
+def describe_attempt(about: str, operation: str) -> StageSpan:
     # An engine of ours has the name of its model, an upstream a number behind it.
-    model, _, number = stage.about.rpartition("/")
-    model = model if number.isdecimal() and model else stage.about
+    model, _, number = about.rpartition("/")
+    model = model if number.isdecimal() and model else about
     attributes: Attributes = {
         names.OPERATION: operation,
-        names.PROVIDER: names.TOLLGATE if model == stage.about else names.OPENAI,
+        names.PROVIDER: names.TOLLGATE if model == about else names.OPENAI,
         names.REQUEST_MODEL: model,
-        names.REPLICA: stage.about,
-        names.ATTEMPT_ID: stage.ref,
+        names.REPLICA: about,
     }
-    if bill is not None:
-        used = bill.quantities
-        attributes[names.INPUT_TOKENS] = used.input_total
-        attributes[names.OUTPUT_TOKENS] = used.output_total
-        if used.cache_read:
-            attributes[names.CACHE_READ_TOKENS] = used.cache_read
-        if used.reasoning_output:
-            attributes[names.REASONING_TOKENS] = used.reasoning_output
-    return StageSpan(f"{operation} {model}", SpanKind.CLIENT, attributes, bill, stage.cache_cause)
+    return StageSpan(f"{operation} {model}", SpanKind.CLIENT, attributes)
 
 
-def request_attributes(line: AccessLine, *, is_work: bool) -> Attributes:
-    """Say of a request what its access line says. `is_work`: it is none of HTTP."""
-    found: Attributes = {}
-    if is_work:
-        found[names.WORK] = str(line.kind)
-        if line.status >= 400:
-            found[names.OUTCOME] = str(line.status)
-    else:
-        found[names.HTTP_METHOD], found[names.HTTP_ROUTE] = line.method, line.route
-        found[names.HTTP_STATUS] = line.status
-    if line.status >= 500:
-        found[names.ERROR_TYPE] = str(line.status)
-    named = {
-        names.REQUEST_ID: line.request,
-        names.KEY_ID: line.key,
-        names.ORG_ID: line.org,
-        names.MODEL: line.model,
-        names.COST: line.cost_pico_usd,
-        names.TTFT_MS: line.ttft_ms,
-        names.QUEUE_MS: line.queue_ms,
-        names.CLIENT_ADDRESS: line.client,
+def encode_use(stage: Stage, bill: UsageEvent | None, at_ns: int) -> bytes:
+    """Encode what an attempt used, what the cache gave and what it cost, if it is on a bill."""
+    told: Attributes = {names.ATTEMPT_ID: stage.ref}
+    if bill is None:
+        return encode_attributes(told)
+    used, rated = bill.quantities, rate(bill.quantities, bill.attempt.prices)
+    told[names.INPUT_TOKENS] = used.input_total
+    told[names.OUTPUT_TOKENS] = used.output_total
+    if used.cache_read:
+        told[names.CACHE_READ_TOKENS] = used.cache_read
+    if used.reasoning_output:
+        told[names.REASONING_TOKENS] = used.reasoning_output
+    cache: Attributes = {
+        names.CACHE_READ_TOKENS: used.cache_read,
+        names.CACHE_WRITE_TOKENS: used.cache_write_5m + used.cache_write_1h,
+        names.UNCACHED_TOKENS: used.uncached_input,
     }
-    return found | {name: value for name, value in named.items() if value is not UNSET}
+    if stage.cache_cause:
+        cache[names.CACHE_CAUSE] = stage.cache_cause
+    cost: Attributes = {names.COST: rated.amount_pico}
+    for each in rated.lines:
+        if each.amount_pico:
+            cost[COST_LINES[each.component]] = each.amount_pico
+    return b"".join(
+        (
+            encode_attributes(told),
+            encode_event(names.CACHE_EVENT, at_ns, cache),
+            encode_event(names.COST_EVENT, at_ns, cost),
+        )
+    )
 
 
 def seconds_of(line: AccessLine) -> float:

@@ -17,6 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
     add_TraceServiceServicer_to_server,
 )
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 Said = dict[str, str | int | float | bool]
@@ -43,7 +44,7 @@ class Taken:
             self.spans += [span for scope in resource.scope_spans for span in scope.spans]
 
 
-def said(of: Span) -> Said:
+def said(of: Span | Span.Event | Resource) -> Said:
     """Return the attributes of a span, an event or a resource."""
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in of.attributes}
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
 
 from foundation.request_context import LogContext
 from foundation.stages import MAX_STAGES
@@ -23,13 +21,18 @@ from gateway.telemetry.metrics import Telemetry
 from gateway.telemetry.request_meter import RequestMeter
 from gateway.traces import request_spans
 from gateway.traces.request_spans import RequestSpans
+from gateway.traces.sender import SpanSender
+from gateway.traces.span_encoding import EncodedTrace
 from tests.gateway.inference.test_price_lists import WHO
 from tests.gateway.routes.asgi.test_access_log import CHAT, REQUEST, billed
+from tests.gateway.traces.collectors import said
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SENT = ((b"traceparent", f"00-{TRACE}-{PARENT}-01".encode()), (b"tracestate", b"a=1"))
 ALL = TracePolicy(ratio=1, client_sampled_per_s=100, trusts_clients=True)
 NONE, STRANGERS = TracePolicy(ratio=0), TracePolicy(ratio=1)
+REMOTE = 0x300
+"""`SpanFlags`: it is known whether the parent is remote, and it is."""
 BEGAN_AT, ENDED_AT, DURATION_S = 50.0, 1_000.0, 1.5
 """The begin on the clock of stages, the end in Unix seconds."""
 
@@ -47,21 +50,36 @@ def answered(
     )
 
 
-def spans_of(
+class KeepingSender(SpanSender):
+    """Keeps what it is to send."""
+
+    def __init__(self) -> None:
+        self.traces: list[EncodedTrace] = []
+
+    has_room = True  # type: ignore[assignment]
+
+    def put(self, trace: EncodedTrace) -> None:
+        self.traces.append(trace)
+
+
+def traces_of(
     *answers: NotedAnswer, slow_s: float | None = 10.0, with_content: bool = False
-) -> list[ReadableSpan]:
-    made: list[ReadableSpan] = []
-
-    def send(spans: Sequence[ReadableSpan]) -> None:
-        made.extend(spans)
-
-    spans = RequestSpans(
-        send, process="worker-0", version="1", slow_s=slow_s, with_content=with_content
-    )
+) -> list[EncodedTrace]:
+    sender = KeepingSender()
+    spans = RequestSpans(sender, slow_s=slow_s, with_content=with_content)
     log = AccessLog(LogsConfig(), Telemetry(models=["m"]), lambda _: None, process="worker-0")
     for answer in answers:
         spans.record(answer, log.to_line(answer))
-    return made
+    return sender.traces
+
+
+def spans_of(
+    *answers: NotedAnswer, slow_s: float | None = 10.0, with_content: bool = False
+) -> list[Span]:
+    made = traces_of(*answers, slow_s=slow_s, with_content=with_content)
+    spans = [span for each in made for span in ScopeSpans.FromString(each.data).spans]
+    assert len(spans) == sum(each.num_spans for each in made)
+    return spans
 
 
 def metered(context: LogContext) -> RequestMeter:
@@ -100,12 +118,12 @@ def test_the_last_attempt_has_texts_where_the_project_stores_them() -> None:
     meter = metered(context)
     captured(meter)
     answer = answered(context, meter=meter)
-    assert "a-secret" not in str([span.to_json() for span in spans_of(answer)])
+    assert "a-secret" not in str(spans_of(answer))
     spans = spans_of(answer, with_content=True)
-    told = [span for span in spans if "gen_ai.input.messages" in (span.attributes or {})]
+    told = [span for span in spans if "gen_ai.input.messages" in said(span)]
     assert [span.name for span in told] == ["chat m"] and told[0] is spans[2]
-    said = {name: value for name, value in (told[0].attributes or {}).items() if "messages" in name}
-    assert {name: json.loads(str(value)) for name, value in said.items()} == {
+    texts = {name: value for name, value in said(told[0]).items() if "messages" in name}
+    assert {name: json.loads(str(value)) for name, value in texts.items()} == {
         "gen_ai.input.messages": [
             {"role": "user", "parts": [{"type": "text", "content": "a-secret"}]},
             {
@@ -129,17 +147,16 @@ def test_the_last_attempt_has_texts_where_the_project_stores_them() -> None:
         ],
     }
     without = spans_of(answered(LogContext(REQUEST, (), ALL), meter=metered(context)))
-    assert all("gen_ai.input.messages" not in (span.attributes or {}) for span in without)
+    assert all("gen_ai.input.messages" not in said(span) for span in without)
 
 
 def test_a_request_is_a_span_in_the_trace_of_its_client() -> None:
     [span] = spans_of(answered(LogContext(REQUEST, SENT, ALL)))
-    assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, PARENT)
-    assert span.parent.is_remote and span.context.trace_state.to_header() == "a=1"
-    assert (span.name, span.kind) == (f"POST {CHAT}", SpanKind.SERVER)
-    assert (span.start_time, span.end_time) == (998_500_000_000, 10**12)
-    assert span.resource.attributes["service.name"] == "tollgate"
-    assert span.attributes == {
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
+    assert span.flags == REMOTE and span.trace_state == "a=1"
+    assert (span.name, span.kind) == (f"POST {CHAT}", Span.SPAN_KIND_SERVER)
+    assert (span.start_time_unix_nano, span.end_time_unix_nano) == (998_500_000_000, 10**12)
+    assert said(span) == {
         "http.request.method": "POST",
         "http.route": CHAT,
         "http.response.status_code": 200,
@@ -150,17 +167,17 @@ def test_a_request_is_a_span_in_the_trace_of_its_client() -> None:
         "tollgate.kept_for": "sampled",
     }
     [own] = spans_of(answered(LogContext(REQUEST, (), ALL), who=None))
-    assert (f"{own.context.trace_id:032x}", own.parent) == (REQUEST[-32:], None)
+    assert (own.trace_id.hex(), own.parent_span_id) == (REQUEST[-32:], b"")
 
 
 def test_the_trace_of_a_client_that_is_not_trusted_is_linked_to() -> None:
     context = LogContext(REQUEST, SENT, STRANGERS)
     [span] = spans_of(answered(context))
-    assert (f"{span.context.trace_id:032x}", span.parent) == (REQUEST[-32:], None)
-    assert span.context.trace_state.to_header() == ""
+    assert (span.trace_id.hex(), span.parent_span_id) == (REQUEST[-32:], b"")
+    assert span.trace_state == ""
     [link] = span.links
-    assert (f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") == (TRACE, PARENT)
-    assert link.context.is_remote and link.context.trace_state.to_header() == "a=1"
+    assert (link.trace_id.hex(), link.span_id.hex()) == (TRACE, PARENT)
+    assert (link.flags, link.trace_state) == (REMOTE, "a=1")
     log = AccessLog(LogsConfig(), Telemetry(models=["m"]), lambda _: None, process="worker-0")
     line = log.to_line(answered(context))
     assert (line.trace, line.client_trace) == (REQUEST[-32:], TRACE)
@@ -179,17 +196,20 @@ def test_each_stage_is_a_span_below_it() -> None:
     assert [span.name for span in stages] == [
         *("admit", "chat m", "chat m", "queue", "prefill", "decode", "tools/call buy", "settle"),
     ]
-    by_id = {span.context.span_id: span for span in (request, *stages)}
-    assert len(by_id) == 9 and len({span.context.trace_id for span in by_id.values()}) == 1
+    by_id = {span.span_id: span for span in (request, *stages)}
+    assert len(by_id) == 9 and len({span.trace_id for span in by_id.values()}) == 1
     first, failed, attempt, *parts, tool, settle = stages
-    assert {by_id[part.parent.span_id] for part in parts} == {attempt}
-    assert {by_id[each.parent.span_id] for each in (first, failed, attempt, tool)} == {request}
-    assert (first.start_time, first.end_time) == (998_600_000_000, 998_700_000_000)
-    assert failed.status.status_code is tool.status.status_code is StatusCode.ERROR
-    assert failed.attributes["error.type"] == "ReplicaUnavailable"
-    assert settle.attributes == {"tollgate.unfinished": True}
-    assert settle.end_time >= settle.start_time
-    assert tool.kind is SpanKind.CLIENT and tool.attributes == {
+    assert {part.parent_span_id for part in parts} == {attempt.span_id}
+    assert {each.parent_span_id for each in (first, failed, attempt, tool)} == {request.span_id}
+    assert (first.start_time_unix_nano, first.end_time_unix_nano) == (
+        998_600_000_000,
+        998_700_000_000,
+    )
+    assert failed.status.code == tool.status.code == Status.STATUS_CODE_ERROR
+    assert said(failed)["error.type"] == "ReplicaUnavailable"
+    assert said(settle) == {"tollgate.unfinished": True}
+    assert settle.end_time_unix_nano >= settle.start_time_unix_nano
+    assert tool.kind == Span.SPAN_KIND_CLIENT and said(tool) == {
         "gen_ai.operation.name": "execute_tool",
         "mcp.method.name": "tools/call",
         "gen_ai.tool.name": "buy",
@@ -206,9 +226,9 @@ def test_a_message_of_mcp_is_a_span_of_the_server_with_its_calls_below() -> None
         with context.stages.begin("tool_call", "shop/buy"):
             pass
     request, served, call = spans_of(answered(context))
-    assert (served.name, served.kind) == ("tools/call buy", SpanKind.SERVER)
-    assert served.parent == request.context and call.parent == served.context
-    assert served.attributes == {
+    assert (served.name, served.kind) == ("tools/call buy", Span.SPAN_KIND_SERVER)
+    assert (served.parent_span_id, call.parent_span_id) == (request.span_id, served.span_id)
+    assert said(served) == {
         "mcp.method.name": "tools/call",
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": "buy",
@@ -218,14 +238,14 @@ def test_a_message_of_mcp_is_a_span_of_the_server_with_its_calls_below() -> None
     with listed.stages.begin("mcp_message", "tools/list") as failed:
         failed.outcome = "-32601"
     _, span = spans_of(answered(listed))
-    assert (span.name, span.attributes["error.type"]) == ("tools/list", "-32601")
-    assert span.status.status_code is StatusCode.ERROR
+    assert (span.name, said(span)["error.type"]) == ("tools/list", "-32601")
+    assert span.status.code == Status.STATUS_CODE_ERROR
 
 
 def test_an_attempt_says_what_it_used_what_the_cache_gave_and_what_it_cost() -> None:
     context = LogContext(REQUEST, (), ALL)
     attempt = spans_of(answered(context, meter=metered(context)))[2]
-    assert attempt.kind is SpanKind.CLIENT and attempt.attributes == {
+    assert attempt.kind == Span.SPAN_KIND_CLIENT and said(attempt) == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "openai",
         "gen_ai.request.model": "m",
@@ -237,7 +257,7 @@ def test_an_attempt_says_what_it_used_what_the_cache_gave_and_what_it_cost() -> 
         "tollgate.attempt.id": "a",
     }
     cache, cost = attempt.events
-    assert (cache.name, cache.attributes) == (
+    assert (cache.name, said(cache)) == (
         "tollgate.cache",
         {
             "gen_ai.usage.cache_read.input_tokens": 2,
@@ -247,14 +267,14 @@ def test_an_attempt_says_what_it_used_what_the_cache_gave_and_what_it_cost() -> 
         },
     )
     by_hand = 3 * 10 + 5 * 100  # reasoning costs what output does; cached tokens have no price
-    assert cost.name == "tollgate.cost" and cost.attributes["tollgate.cost_pico_usd"] == by_hand
-    assert cost.attributes["tollgate.cost.uncached_input_pico_usd"] == 30
+    assert cost.name == "tollgate.cost" and said(cost)["tollgate.cost_pico_usd"] == by_hand
+    assert said(cost)["tollgate.cost.uncached_input_pico_usd"] == 30
 
 
 def test_errors_and_what_is_slow_are_kept_whatever_was_sampled() -> None:
     def kept(answer: NotedAnswer, slow_s: float | None = 10.0) -> str | None:
         spans = spans_of(answer, slow_s=slow_s)
-        return str(spans[0].attributes["tollgate.kept_for"]) if spans else None
+        return str(said(spans[0])["tollgate.kept_for"]) if spans else None
 
     unsampled = LogContext(REQUEST, (), NONE)
     assert kept(answered(unsampled)) is None
@@ -268,8 +288,8 @@ def test_errors_and_what_is_slow_are_kept_whatever_was_sampled() -> None:
     streamed.ttft_s = 12.0
     assert kept(answered(unsampled, duration_s=60, meter=streamed)) == "slow"
     failed = spans_of(answered(unsampled, status="503"))[0]
-    assert failed.status.status_code is StatusCode.ERROR
-    assert failed.attributes["error.type"] == "503"
+    assert failed.status.code == Status.STATUS_CODE_ERROR
+    assert said(failed)["error.type"] == "503"
     told = LogContext(REQUEST, ((b"traceparent", SENT[0][1][:-2] + b"00"),), ALL)
     assert kept(answered(told)) is None, "its client does not record it"
 
@@ -289,4 +309,4 @@ def test_a_loop_without_end_is_a_trace_of_bounded_size() -> None:
             pass
     spans = spans_of(answered(context))
     assert len(spans) == MAX_STAGES + 1
-    assert spans[0].attributes["tollgate.stages.left_out"] == 5
+    assert said(spans[0])["tollgate.stages.left_out"] == 5

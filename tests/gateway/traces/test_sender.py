@@ -15,10 +15,11 @@ from gateway.routes.asgi.access_log import AccessLog
 from gateway.settings.file import LogsConfig, TracesConfig
 from gateway.telemetry.metrics import Telemetry
 from gateway.traces import sender
-from gateway.traces.request_spans import recording_spans
+from gateway.traces.request_spans import SCOPE, RequestSpans, recording_spans, resource_of
 from gateway.traces.sender import MAX_WAITING_TRACES, SpanSender, make_exporter
+from gateway.traces.span_encoding import EncodedTrace, SpanEnvelope
 from tests.gateway.traces.collectors import COLLECTORS, Taken, said
-from tests.gateway.traces.test_request_spans import ALL, REQUEST, SENT, TRACE, answered, spans_of
+from tests.gateway.traces.test_request_spans import ALL, REQUEST, SENT, TRACE, answered, traces_of
 
 PROTOCOLS = sorted(COLLECTORS)
 
@@ -99,7 +100,7 @@ def test_a_collector_that_is_away_costs_spans_which_are_counted(
     telemetry = Telemetry(models=["m"])
     sending = sender_of(config_of(f"http://127.0.0.1:{free_port()}", protocol), telemetry)
     for _ in range(2):
-        sending.put(spans_of(answered(LogContext(REQUEST, (), ALL))))
+        sending.put(one_trace())
         sending.send_waiting()
     assert lost_and_sent(telemetry) == (2, 0)
     said_of_it = [
@@ -117,16 +118,18 @@ def test_a_hanging_collector_holds_nobody_up_and_a_flood_is_bounded(
     monkeypatch.setattr(sender, "CLOSE_TIMEOUT_S", 0.05)
     collector.held = threading.Event()
     telemetry = Telemetry(models=["m"])
-    spans = spans_of(answered(LogContext(REQUEST, (), ALL)))
+    answer = answered(LogContext(REQUEST, (), ALL))
+    log = AccessLog(LogsConfig(), telemetry, lambda _: None, process="w")
     sending = sender_of(config_of(collector.url, protocol), telemetry)
+    spans = RequestSpans(sending, slow_s=None)
     with sending.running():
-        sending.put(spans)
+        sending.put(one_trace())
         deadline = time.monotonic() + 30
         while sending._waiting:
             assert time.monotonic() < deadline
             time.sleep(0.005)
         for _ in range(MAX_WAITING_TRACES + 100):  # while the collector has the first one
-            sending.put(spans)
+            spans.record(answer, log.to_line(answer))
         assert len(sending._waiting) <= MAX_WAITING_TRACES
         assert sending._num_refused == 100
     collector.held.set()
@@ -138,15 +141,63 @@ def test_a_collector_that_is_back_gets_what_comes_from_then_on(
     telemetry = Telemetry(models=["m"])
     sending = sender_of(config_of(collector.url, protocol), telemetry)
     sending._is_away = True
-    sending.put(spans_of(answered(LogContext(REQUEST, (), ALL))))
+    sending.put(one_trace())
     sending.send_waiting()
     assert lost_and_sent(telemetry) == (0, 1) and len(collector.spans) == 1
     assert "traces: the collector takes spans again" in caplog.messages
 
 
+def test_traces_that_wait_are_bounded_in_bytes_and_sent_in_bounded_messages() -> None:
+    sent: list[bytes] = []
+
+    class Keeping:
+        def send(self, message: bytes) -> bool:
+            sent.append(message)
+            return True
+
+        def shutdown(self) -> None: ...
+
+    counted: list[int] = []
+    envelope = SpanEnvelope(resource_of("worker-0"), SCOPE)
+    sending = SpanSender(Keeping(), envelope, count_sent=counted.append, count_lost=counted.append)
+    long = EncodedTrace(1, b"x" * (sender.MAX_BYTES_AT_ONCE // 2 + 1))
+    while sending.has_room:
+        sending.put(long)
+    num_waiting = len(sending._waiting)
+    assert num_waiting <= sender.MAX_WAITING_BYTES // len(long.data) + 1
+    sending.send_waiting()
+    assert sending.has_room and counted == [1] * num_waiting == [1] * len(sent)
+    for _ in range(sender.MAX_SPANS_AT_ONCE + 1):
+        sending.put(EncodedTrace(1, b"x"))
+    sending.send_waiting()
+    assert counted[num_waiting:] == [sender.MAX_SPANS_AT_ONCE, 1]
+
+
+def test_an_exporter_that_fails_loses_what_it_was_given() -> None:
+    class Broken:
+        def send(self, message: bytes) -> bool:
+            raise OSError
+
+        def shutdown(self) -> None: ...
+
+    lost: list[int] = []
+    envelope = SpanEnvelope(resource_of("worker-0"), SCOPE)
+    sending = SpanSender(Broken(), envelope, count_sent=lost.append, count_lost=lost.append)
+    sending.put(EncodedTrace(3, b"x"))
+    with pytest.raises(OSError):
+        sending.send_waiting()
+    assert lost == [3] and not sending._waiting
+
+
+def one_trace() -> EncodedTrace:
+    [trace] = traces_of(answered(LogContext(REQUEST, (), ALL)))
+    return trace
+
+
 def sender_of(config: TracesConfig, telemetry: Telemetry) -> SpanSender:
     return SpanSender(
         make_exporter(config),
+        SpanEnvelope(resource_of("worker-0"), SCOPE),
         count_sent=telemetry.spans_sent.inc,
         count_lost=telemetry.spans_lost.inc,
     )
