@@ -17,6 +17,7 @@ from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
+from threading import Lock
 from typing import Any
 
 import redis.asyncio
@@ -24,6 +25,7 @@ from litestar import Litestar, Request, Response
 from litestar.enums import MediaType, ScopeType
 from litestar.exceptions import NotFoundException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
+from litestar.openapi.spec import OpenAPI
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 from litestar.types import ASGIApp, ControllerRouterHandler, Receive, Scope, Send
@@ -129,16 +131,27 @@ SHIP_TIMEOUT_S = 10.0
 CACHED_SALTS = 65_536
 CACHE_SALT = "cache-salt"
 OF_METRICS_LISTENER = frozenset({"/metrics", "/health", "/health/live", "/health/ready", "/ping"})
+DOCUMENT = Lock()
+"""It is made by one thread at a time."""
 NOT_OF_METRICS_LISTENER = "Here are /metrics, /health, /health/live and /health/ready.\n"
 
 
 class Application(Litestar):
     """Litestar without its plugins for bodies of pydantic and attrs, which nobody uses here: where
-    pydantic is installed for another reason, each worker would load all of it."""
+    pydantic is installed for another reason, each worker would load all of it. And with a document
+    that is made when it is first asked for: a worker starts a fifth of a second earlier."""
 
     @staticmethod
     def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
         return [*plugins, MsgspecDIPlugin()]
+
+    @property
+    def openapi_schema(self) -> OpenAPI:
+        with DOCUMENT:
+            document = super().openapi_schema
+            if document.components.responses is None:
+                complete(document, self.routes)
+        return document
 
 
 def create_app(
@@ -210,7 +223,6 @@ def with_routes(max_body_bytes: int) -> Litestar:
         debug=False,
         logging_config=None,
     )
-    complete(app)
     others = Cors(IdempotencyLayer(HeadMethod(app.asgi_handler)))
     app.asgi_handler = RequestMetrics(ResponseHeaders(FastPath(others, app)))
     return app

@@ -10,7 +10,7 @@ what only it refuses with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from http import HTTPStatus
 from typing import Any
@@ -24,6 +24,7 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
 from litestar.openapi.spec import (
     Components,
+    OpenAPI,
     OpenAPIHeader,
     OpenAPIResponse,
     Operation,
@@ -33,7 +34,7 @@ from litestar.openapi.spec import (
     SecurityScheme,
     Tag,
 )
-from litestar.routes import HTTPRoute
+from litestar.routes import BaseRoute, HTTPRoute
 from litestar.serialization import encode_json, get_serializer
 from litestar.types import ASGIApp, Receive, Scope, Send
 
@@ -83,19 +84,19 @@ FIRST_TAGS = (
 """They stand first in a reference: users of models look for them, administrators for others."""
 
 
-def add_refusals(app: Litestar) -> None:
-    """Add the refusals to each operation of the document of `app`; each stands there once, among
-    the components."""
+def add_refusals(document: OpenAPI, routes: Iterable[BaseRoute]) -> None:
+    """Add the refusals of `routes` to each operation of their document; each stands there once,
+    among the components."""
     shared: dict[str, OpenAPIResponse | Reference] = {}
-    paths = app.openapi_schema.paths or {}
-    for route in app.routes:
+    paths = document.paths or {}
+    for route in routes:
         if isinstance(route, HTTPRoute) and route.path_format in paths:
             for handler in route.route_handlers:
                 for method in sorted(map(str, handler.http_methods)):
                     operation = getattr(paths[route.path_format], method.lower(), None)
                     if isinstance(operation, Operation):
                         refuse(operation, handler, method, route.path_format, shared)
-    app.openapi_schema.components.responses = dict(sorted(shared.items()))
+    document.components.responses = dict(sorted(shared.items()))
 
 
 def refuse(
@@ -213,12 +214,12 @@ def bodies() -> dict[str, Schema]:
     return {name: JsonSchema(content=content) for name, content in found.items()}
 
 
-def complete(app: Litestar) -> None:
-    """Add the components, which Litestar writes from what it has seen itself, over those that were
-    configured; and the refusals."""
-    components = app.openapi_schema.components
+def complete(document: OpenAPI, routes: Iterable[BaseRoute]) -> None:
+    """Add the components to Litestar's document of `routes`, which it writes from what it has seen
+    itself, over those that were configured; and the refusals."""
+    components = document.components
     components.schemas = {**(components.schemas or {}), **bodies()}
-    add_refusals(app)
+    add_refusals(document, routes)
 
 
 class DocumentLayer:

@@ -117,6 +117,14 @@ def without_null(schema: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "anyOf": kinds} if kinds else kept
 
 
+@dataclass
+class DocumentedOperation(Operation):
+    """An operation of which a route has said what Litestar does not see."""
+
+    def __post_init__(self) -> None:
+        """Called once Litestar has filled in what it sees."""
+
+
 Said = Mapping[int, Mapping[str, Any]]
 """By status: what each media type holds, as a type; no media type: no body."""
 
@@ -135,7 +143,7 @@ def describes(
     headers: Sequence[Parameter] = (),
     said: Said | None = None,
 ) -> type[Operation]:
-    """Describe an operation.
+    """Describe an operation, which is made when the document is.
 
     `answer` None: none. `idempotent`: a POST, which honours Idempotency-Key. `conditional`: it
     honours If-Match. `headers`: what it reads beside these. `said`: all that it answers besides,
@@ -144,24 +152,23 @@ def describes(
     answers: Said = {status: {} if answer is None else {JSON: answer}, **(said or {})}
     kinds = [one for by in answers.values() for each in by.values() for one in each_of(each)]
     _described.extend(each for each in (*kinds, *each_of(body), form) if each is not None)
-    added = [*([] if query is None else parameters(query)), *headers]
-    added += [IDEMPOTENCY_KEY] if idempotent else []
-    added += [IF_MATCH] if conditional else []
-    taken = {} if body is None else content(body)
-    taken |= {} if form is None else content(form, form_type)
+    read = [*headers, *([IDEMPOTENCY_KEY] if idempotent else ())]
+    read += [IF_MATCH] if conditional else []
 
-    @dataclass
-    class DocumentedOperation(Operation):
+    class DescribedOperation(DocumentedOperation):
         def __post_init__(self) -> None:
-            self.parameters = [*(self.parameters or []), *added]
+            added = [] if query is None else parameters(query)
+            self.parameters = [*(self.parameters or []), *added, *read]
             self.responses = {
                 str(code): to_response(by, tagged=conditional and code == status)
                 for code, by in answers.items()
             }
+            taken = {} if body is None else content(body)
+            taken |= {} if form is None else content(form, form_type)
             if taken:
                 self.request_body = RequestBody(required=body_required, content=taken)
 
-    return DocumentedOperation
+    return DescribedOperation
 
 
 def to_response(by_type: Mapping[str, Any], *, tagged: bool) -> OpenAPIResponse:
