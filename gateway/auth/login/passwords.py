@@ -8,6 +8,7 @@ hash a dummy hash is verified.
 from __future__ import annotations
 
 import asyncio
+import base64
 import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import TypeVar
 
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
+from argon2.low_level import ARGON2_VERSION
 from argon2.profiles import RFC_9106_LOW_MEMORY
 
 PARAMETERS = RFC_9106_LOW_MEMORY
@@ -53,6 +55,17 @@ def prepare(password: str) -> bytes:
     return unicodedata.normalize("NFKC", password).encode("utf-8", "surrogatepass")
 
 
+def dummy_hash(hasher: PasswordHasher) -> str:
+    """Return a hash that no password has: zeros. To verify it takes as long as any other one of
+    `hasher`, and to make it takes nothing, as each process does."""
+    cost = f"m={hasher.memory_cost},t={hasher.time_cost},p={hasher.parallelism}"
+    salt, zeros = (
+        base64.b64encode(bytes(length)).decode().rstrip("=")
+        for length in (hasher.salt_len, hasher.hash_len)
+    )
+    return f"$argon2id$v={ARGON2_VERSION}${cost}${salt}${zeros}"
+
+
 class Passwords:
     """The password hashing of one process."""
 
@@ -60,7 +73,7 @@ class Passwords:
         self._hasher = hasher or PasswordHasher.from_parameters(PARAMETERS)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="argon2")
         self._waiting = 0
-        self._dummy_hash = self._hasher.hash(b"nobody has this password")
+        self._dummy_hash = dummy_hash(self._hasher)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
