@@ -458,6 +458,8 @@ def test_a_stop_ends_open_streams_in_bounded_time_bills_them_and_the_next_start_
 
 
 def test_no_file_holds_a_key_or_a_prompt(stack: Stack, upstream: LiveUpstream) -> None:
+    """The last: it ends the stack."""
+
     async def refuses(exchange: Exchange) -> None:
         error = {"message": f"cannot do: {json.dumps(exchange.body['messages'])}"}
         await exchange.answer({"error": error}, 400)
@@ -487,4 +489,3 @@ def test_no_file_holds_a_key_or_a_prompt(stack: Stack, upstream: LiveUpstream) -
     assert {"worker-0.log", "worker-1.log", "postgres.log"} <= {path.name for path in files}
     files = files - {stack.home / "credentials.json"} | {stack.log}
     assert [path for path in files if any(word in path.read_bytes() for word in secret)] == []
-    stack.start()

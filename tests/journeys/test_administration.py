@@ -1,5 +1,5 @@
-"""An administrator with curl: docs/administration.md, as it stands there; and over two workers a
-code that twenty redeem at once, and a key that is revoked."""
+"""An administrator with curl: docs/administration.md, as it stands there (at night); and over two
+workers a code that twenty redeem at once, and a key that is revoked."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.budget import NIGHT
 from tests.docs.runner import blocks_of, run_page
 from tests.gateway.auth.browsing import (
     CALLBACK,
@@ -43,7 +44,9 @@ def folder(stack: Stack) -> Iterator[Path]:
     shutil.rmtree(made)
 
 
+@NIGHT
 def test_the_documented_calls_work_as_they_stand_there(stack: Stack, folder: Path) -> None:
+    """By day test_quotations reads the page's commands, and tests/gateway/cli runs theirs."""
     page = ROOT / "docs" / "administration.md"
     assert sum(block.is_run for block in blocks_of(page)) >= 12
     said = run_page(page, folder, f"127.0.0.1:{stack.port}")

@@ -271,22 +271,6 @@ def gone(process: psutil.Process) -> bool:
         return True
 
 
-@pytest.mark.slow
-def test_a_second_ctrl_c_does_not_wait(running: Up) -> None:
-    """A start that is interrupted twice while it waits for something that does not come."""
-    up = running
-    for worker in up.pids("worker").values():
-        os.kill(worker, signal.SIGSTOP)  # it cannot drain
-    children = up.children()
-    up.process.send_signal(signal.SIGINT)
-    until(lambda: "Stopping." in up.said())
-    with pytest.raises(subprocess.TimeoutExpired):
-        up.process.wait(1)
-    up.process.send_signal(signal.SIGINT)
-    assert up.process.wait(60) == 0
-    assert psutil.wait_procs(children, timeout=60)[1] == []
-
-
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_an_engine_that_cannot_start_ends_the_start(up: Up) -> None:
@@ -333,9 +317,8 @@ def test_a_port_in_use_is_one_line_and_starts_nothing(up: Up) -> None:
 
 
 @pytest.mark.slow
-def test_a_start_shows_its_stages_and_a_card_to_go_on_with(fresh: Up) -> None:
+def test_a_start_shows_its_stages_and_a_card_to_go_on_with(up: Up) -> None:
     """With penny, as a newcomer starts it; the printed call can be pasted."""
-    up = fresh
     up.config.write_text("[engine]\nnum_blocks = 700\n")
     up.start()
     until(lambda: "Ctrl-C" in up.said())
@@ -367,7 +350,6 @@ def test_a_start_shows_its_stages_and_a_card_to_go_on_with(fresh: Up) -> None:
 @pytest.mark.slow
 def test_on_a_terminal_stages_are_drawn(up: Up) -> None:
     """A key may stand on a terminal, which keeps nothing."""
-    up.config.write_text("[engine]\nnum_blocks = 700\n")
     parent, child = os.openpty()
     command = [sys.executable, "-m", "gateway", "up", "--port", "0", "--home", str(up.home)]
     environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
@@ -386,7 +368,7 @@ def test_on_a_terminal_stages_are_drawn(up: Up) -> None:
             readable, _, _ = select.select([parent], [], [], START_TIMEOUT_S)
             assert readable, said
             said += os.read(parent, 65536)
-        for stage in (b"databases", b"migrations", b"workers", b"model penny"):
+        for stage in (b"databases", b"migrations", b"workers"):
             assert stage in said
         assert "✓".encode() in said and b"\x1b[" in said
         assert json.loads((up.home / "credentials.json").read_text())["api_key"].encode() in said
@@ -450,6 +432,11 @@ def test_a_reload_is_in_force_in_all_workers_or_in_none(running: Up) -> None:
         assert models(up) == ["far"]
         (change,) = json.loads(command(up, "reload", "--dry-run", "--json").stdout)["changes"]
         assert change in tried.stdout
+        up.config.write_text("max_batch_lines = 7\n" + UPSTREAM_ONLY)
+        tried = command(up, "reload", "--dry-run")
+        assert "~ max_batch_lines: 50000 -> 7" in tried.stdout
+        assert "1 setting would change by new workers." in tried.stdout
+        up.config.write_text(UPSTREAM_ONLY + UPSTREAM_ONLY.replace("far", "near"))
 
         done = command(up, "reload")
         assert done.returncode == 0, done.stderr
@@ -601,8 +588,10 @@ def test_a_gateway_alone_follows_what_is_stored(running: Up, tmp_path: Path) -> 
             assert alone.wait(STOP_TIMEOUT_S) == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_is_fixed_with_a_process_takes_new_workers(running: Up) -> None:
+    """By day a reload is asked what it would do, and a signal brings new workers."""
     up = running
     before = up.pids("worker")
     try:
@@ -621,3 +610,20 @@ def test_a_reload_of_what_does_not_run_says_so(tmp_path: Path) -> None:
     nobody = command(up, "reload")
     assert nobody.returncode == 2
     assert nobody.stderr.startswith(f"tollgate: no `tollgate up` runs for {up.home}")
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait(running: Up) -> None:
+    """A start that is interrupted twice while it waits for something that does not come. It is the
+    end of the one that the other tests share."""
+    up = running
+    for worker in up.pids("worker").values():
+        os.kill(worker, signal.SIGSTOP)  # it cannot drain
+    children = up.children()
+    up.process.send_signal(signal.SIGINT)
+    until(lambda: "Stopping." in up.said())
+    with pytest.raises(subprocess.TimeoutExpired):
+        up.process.wait(1)
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(60) == 0
+    assert psutil.wait_procs(children, timeout=60)[1] == []
