@@ -107,8 +107,14 @@ decode = msgspec.json.Decoder(RequestContent).decode
 
 
 def to_content(captured: CapturedContent) -> RequestContent | None:
-    """Make the texts of a request; None: it writes none, as an embedding does. Raises: ValueError
-    for what an upstream answered that cannot be read."""
+    """Return the texts of a request, which are made once; None: it writes none, as an embedding
+    does. Raises: ValueError for what an upstream answered that cannot be read."""
+    if not isinstance(captured.made, RequestContent):
+        captured.made = _make_content(captured)
+    return captured.made if isinstance(captured.made, RequestContent) else None
+
+
+def _make_content(captured: CapturedContent) -> RequestContent | None:
     request = captured.request
     if request is None or request.embedding is not None:
         return None

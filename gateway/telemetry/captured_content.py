@@ -19,22 +19,25 @@ class CapturedContent:
     """The content of a request; of a loop of tools that of its last round, whose prompt has all
     rounds before in it."""
 
-    __slots__ = ("_num_bytes", "is_cut", "items", "request")
+    __slots__ = ("_num_bytes", "is_cut", "items", "made", "request")
 
     def __init__(self) -> None:
         self.request: GenerateRequest | None = None
         self.items: list[TextDelta | RawChunk | RawRun | RawBody] = []
         self.is_cut = False
         """True if more was answered than is held."""
+        self.made: object | None = None
+        """The texts that were made of it, for whoever wants them after the first one."""
         self._num_bytes = 0
 
     def begin(self, request: GenerateRequest) -> None:
         """Begin a generation."""
         self.request = request
         self.items = []
-        self.is_cut, self._num_bytes = False, 0
+        self.is_cut, self.made, self._num_bytes = False, None, 0
 
     def add(self, items: Items) -> None:
+        self.made = None
         for item in items:
             if isinstance(item, TextDelta):
                 if item.logprobs is not None or item.token_ids is not None:

@@ -147,11 +147,22 @@ def test_a_round_of_a_loop_takes_the_place_of_the_one_before() -> None:
         asks(prompt=ChatPrompt(messages=[{"role": "user", "content": text}])) for text in "ab"
     )
     found = captured(first, (TextDelta(index=0, text="x"),))
+    assert to_content(found) is not None
     found.begin(second)
     found.add((TextDelta(index=0, text="y"),))
     content = to_content(found)
     assert content is not None
     assert (content.messages, content.choices) == ((user("b"),), (StoredChoice(text="y"),))
+
+
+def test_texts_are_made_once_of_what_was_captured() -> None:
+    """The log of texts and the spans of the request want the same ones."""
+    request = asks(prompt=ChatPrompt(messages=[{"role": "user", "content": "a"}]))
+    found = captured(request, (TextDelta(index=0, text="x"),))
+    assert to_content(found) is to_content(found)
+    found.add((TextDelta(index=0, text="y"),))
+    content = to_content(found)
+    assert content is not None and content.choices == (StoredChoice(text="xy"),)
 
 
 def test_an_answer_that_is_no_json_raises_what_is_expected() -> None:
