@@ -173,18 +173,25 @@ class Meter:
     """Processor time and memory of who serves, and the time of the stores behind it."""
 
     def __init__(self, root: int) -> None:
-        tree = psutil.Process(root).children(recursive=True)
-        workers = [child for child in tree if "worker" in arguments_of(child)]
-        self._serving = workers or [psutil.Process(root)]
-        self._stores = [child for child in tree if child not in workers] if workers else []
+        self._root = psutil.Process(root)
+        tree = self._root.children(recursive=True)
+        self._workers = [child for child in tree if "worker" in arguments_of(child)]
+        self._serving = self._workers or [self._root]
+
+    def _stores(self) -> list[psutil.Process]:
+        """Find what runs now: Postgres starts a process for each connection."""
+        if not self._workers:
+            return []
+        tree = self._root.children(recursive=True)
+        return [child for child in tree if child not in self._workers]
 
     def move_stores(self, cores: set[int]) -> None:
         """Move the stores' processes to `cores`, where what they start from now on runs too."""
-        for each in self._stores:
+        for each in self._stores():
             each.cpu_affinity(sorted(cores))
 
     def cpu_s(self) -> dict[str, float]:
-        groups = {"serving": self._serving, "stores": self._stores}
+        groups = {"serving": self._serving, "stores": self._stores()}
         return {
             name: sum(process_s(each.pid) for each in group if each.is_running())
             for name, group in groups.items()

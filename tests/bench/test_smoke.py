@@ -67,6 +67,16 @@ def test_the_gateway_in_front_of_an_upstream() -> None:
 
 
 @pytest.mark.nightly
+def test_an_installation_that_has_grown() -> None:
+    sizes = {"keys": 40, "orgs": 10, "models": 3, "ledger": 1_000}
+    asked = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+    *_, last = run("bench.growth", "--seconds", "0.3", "--rounds", "1", *asked).splitlines()
+    result = json.loads(last)
+    assert result["sizes"] == sizes
+    assert result["times"]["serving"] > 0
+
+
+@pytest.mark.nightly
 def test_a_scrape_and_what_a_request_counts() -> None:
     table = run("bench.metrics", "--rounds", "1")
     for line in ("text, 1,000 organizations", "protobuf", "stream of 64 steps"):
