@@ -43,7 +43,8 @@ from tests.databases import Databases, with_cluster
 from tests.postgres_majors import NEWEST, WANTED, use_oldest
 from tests.scratch import SCRATCH, make_scratch, remove_leftovers
 
-KERNELS = Path(__file__).parent / "engine" / "kernels"
+TESTS = Path(__file__).parent
+KERNELS = TESTS / "engine" / "kernels"
 INTERPRETED = shutil.which("nvidia-smi") is None
 """Whether kernels run in Triton's interpreter: as they are defined, and then in their tests."""
 
@@ -64,10 +65,11 @@ settings.register_profile(
 settings.load_profile("shared cores")
 
 
-SERVED_BY_ONE_STACK = (
-    *("tests/journeys", "tests/journeys/served_models", "tests/gateway/console"),
-    "tests/mcp_bridge/server",
-)
+SERVED_BY_ONE_STACK = {
+    folder: folder
+    for folder in ("tests/journeys", "tests/journeys/served_models", "tests/mcp_bridge/server")
+} | dict.fromkeys(("tests/gateway/console", "tests/gateway/console/figures"), "the console")
+"""Folders whose files are served by one, by its name."""
 LONG_COLLECTION_S = 0.2
 """A full collection of garbage takes so long of the processor for half a million objects."""
 SEED = os.environ.get("SUITE_ORDER")
@@ -98,7 +100,7 @@ class FilesTogether(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         path, _, _ = nodeid.partition("::")
         folder, _, _ = path.rpartition("/")
-        return folder if folder in SERVED_BY_ONE_STACK else path
+        return SERVED_BY_ONE_STACK.get(folder, path)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -123,6 +125,20 @@ def shuffle(items: list[pytest.Item], draw: random.Random) -> None:
     )
 
 
+def spread(items: list[pytest.Item]) -> dict[Path, float]:
+    """Return a place for each file, from 0 to 1, which spreads those of each room over the whole
+    run: the engine's compute and wait for nothing, the gateway's wait for processes and for time,
+    and three of those leave a core idle."""
+    rooms: dict[str, list[Path]] = {}
+    for file in dict.fromkeys(item.path for item in items):
+        rooms.setdefault(file.relative_to(TESTS).parts[0], []).append(file)
+    return {
+        file: (number + 0.5) / len(files)
+        for files in rooms.values()
+        for number, file in enumerate(files)
+    }
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Look for no garbage while tests are collected: there is none."""
@@ -145,7 +161,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         shuffle(items, random.Random(SEED))
     elif hasattr(config, "workerinput"):
         long = {item.path for item in items if item.get_closest_marker("slow") is not None}
-        items.sort(key=lambda item: item.path not in long)
+        places = spread(items)
+        items.sort(key=lambda item: (item.path not in long, places[item.path]))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
