@@ -53,6 +53,8 @@ class Stage(msgspec.Struct, gc=False):
     """The attempt that it is a part of."""
     ref: str = ""
     """The id of an attempt in the books, or of an MCP message, as its client gave it."""
+    protocol: str = ""
+    """The revision of MCP that a message is of, once that is known."""
     cache_cause: str = ""
     """Why an attempt read so much from a cache and no more."""
     span_id: int = 0

@@ -52,7 +52,15 @@ MCP_METHOD: Final = "mcp.method.name"
 TOOLS_CALL: Final = "tools/call"
 PROMPTS_GET: Final = "prompts/get"
 PROMPT_NAME: Final = "gen_ai.prompt.name"
+MCP_VERSION: Final = "mcp.protocol.version"
+RESOURCE_URI: Final = "mcp.resource.uri"
+"""Without its query: nothing of an argument's content is in a span."""
 JSONRPC_ID: Final = "jsonrpc.request.id"
+RPC_STATUS: Final = "rpc.response.status_code"
+NETWORK_PROTOCOL, NETWORK_TRANSPORT = "network.protocol.name", "network.transport"
+HTTP, TCP = "http", "tcp"
+"""How clients reach the bridge. `mcp.session.id` is told to nobody: who has it may go on with the
+session's streams."""
 
 # Ours.
 TOLLGATE: Final = "tollgate"

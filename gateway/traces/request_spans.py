@@ -121,8 +121,8 @@ class RequestSpans:
             elif name in NAMED_ELSEWHERE:
                 if name != "mcp_message":
                     within = message
-                elif stage.ref:
-                    rest = encode_attributes({names.JSONRPC_ID: stage.ref})
+                else:
+                    rest = encode_attributes(message_attributes(stage))
             parent_id = context.span_id if within is None else within.span_id
             spans.append(place.encode(stage.span_id, parent_id, begins_ns, ends_ns, head, rest))
         return EncodedTrace(len(spans), b"".join(spans))
@@ -286,7 +286,9 @@ def describe(name: str, about: str, route: str) -> StageSpan:
             return StageSpan(f"{names.TOOLS_CALL} {tool}", SpanKind.CLIENT, attributes)
         case "mcp_message":
             method, _, target = about.partition(" ")
-            return StageSpan(about, SpanKind.SERVER, mcp_attributes(method, target))
+            attributes = mcp_attributes(method, target)
+            title = method if names.RESOURCE_URI in attributes else about
+            return StageSpan(title, SpanKind.SERVER, attributes)
         case "mcp_request":
             server, _, method = about.partition(" ")
             attributes = {names.MCP_METHOD: method, names.MCP_SERVER: server}
@@ -297,13 +299,28 @@ def describe(name: str, about: str, route: str) -> StageSpan:
 
 
 def mcp_attributes(method: str, target: str) -> Attributes:
-    """Say of a message what it asks for. `target`: the name of a tool or a prompt, if any."""
-    found: Attributes = {names.MCP_METHOD: method}
+    """Say of a message what it asks for. `target`: the name of a tool or a prompt, or the URI of a
+    resource, if any."""
+    found: Attributes = {
+        names.MCP_METHOD: method,
+        names.NETWORK_PROTOCOL: names.HTTP,
+        names.NETWORK_TRANSPORT: names.TCP,
+    }
     if method == names.TOOLS_CALL:
         found |= {names.OPERATION: names.EXECUTE_TOOL, names.TOOL_NAME: target}
     elif method == names.PROMPTS_GET:
         found[names.PROMPT_NAME] = target
+    elif target:
+        found[names.RESOURCE_URI] = target
     return found
+
+
+def message_attributes(stage: Stage) -> Attributes:
+    """Say what is of an MCP message alone."""
+    named = {names.JSONRPC_ID: stage.ref, names.MCP_VERSION: stage.protocol}
+    if stage.outcome.removeprefix("-").isdecimal():
+        named[names.RPC_STATUS] = stage.outcome
+    return {name: value for name, value in named.items() if value}
 
 
 def describe_attempt(about: str, operation: str) -> StageSpan:

@@ -37,7 +37,7 @@ from mcp_bridge.protocol.rpc import (
     RpcError,
 )
 from mcp_bridge.routing.endpoint import Endpoint
-from mcp_bridge.routing.guard import MAX_STAGE_NAME
+from mcp_bridge.routing.guard import MAX_STAGE_NAME, TOOL_ERROR
 from mcp_bridge.routing.sessions import Session
 from mcp_bridge.server import sign_in
 from mcp_bridge.server.allowed_origins import AllowedOrigins
@@ -75,6 +75,8 @@ MAX_OPEN = 4096  # requests and streams per worker
 MAX_OPEN_OF_ORG = 1280  # per tenant and worker
 FIRST_LOOK_S, LAST_LOOK_S = 0.05, 1.0
 """How often a stream that another worker writes is polled."""
+ABOUT_RESOURCES = frozenset({"resources/read", "resources/subscribe", "resources/unsubscribe"})
+"""Requests that name a resource."""
 LEFT = "left"
 """The outcome of a message whose client has gone."""
 JSON = b"application/json"
@@ -241,6 +243,7 @@ class EndpointRequest:
         if rpc.is_response(message):
             raise RpcError(INVALID_REQUEST, "A request is wanted", status=400)
         envelope = read_envelope(message, self._headers)
+        self._stage.protocol = envelope.version
         said: asyncio.Queue[Message] = asyncio.Queue(MAX_QUEUED)
         loop = asyncio.get_running_loop()
         has_message: asyncio.Future[None] = loop.create_future()
@@ -311,11 +314,12 @@ class EndpointRequest:
     async def _end_with(self, answer: asyncio.Task[dict[str, Any]], id_: rpc.RequestId) -> None:
         try:
             message = rpc.result(id_, answer.result())
+            self._stage.outcome = outcome_of(message)
         except RpcError as error:
             if not self._started:
                 raise
-            self._stage.outcome = str(error.code)
             message = rpc.failure(id_, error)
+            self._stage.outcome = outcome_of(message)
         except RedisError:
             if not self._started:
                 raise
@@ -332,10 +336,12 @@ class EndpointRequest:
             session, result = await self._bridge.legacy.initialize(
                 self._caller, self._endpoint, rpc.params_of(message)
             )
+            self._stage.protocol = session.about.version
             extra = [(SESSION_HEADER.encode(), session.id.encode())]
             await self._reply(200, rpc.result(message["id"], result), extra)
             return
         session = await self._session()
+        self._stage.protocol = session.about.version
         if not rpc.is_request(message):
             try:
                 await self._bridge.legacy.take(session, message)
@@ -402,11 +408,11 @@ class EndpointRequest:
             await end_tasks(disconnect, next_message)
 
     async def _finish(self, stream: Stream) -> None:
+        if stream.answer is not None:
+            self._stage.outcome = outcome_of(stream.answer)
         if self._started:
             await self._event(b"", more=False)
-        elif stream.answer is not None:
-            if isinstance(failed := stream.answer.get("error"), dict):
-                self._stage.outcome = str(failed.get("code"))
+        elif stream.answer is not None and not stream.primed:
             await self._reply(200, stream.answer)
         else:
             await self._reply(202, None)
@@ -517,12 +523,35 @@ class EndpointRequest:
 
 
 def target_of(message: Message) -> str:
-    """Return the method of a message, and of a tool or a prompt the name."""
+    """Return the method of a message, and of a tool or a prompt the name, of a resource where it
+    is."""
     method = str(message["method"])[:MAX_STAGE_NAME]
-    if method not in ("tools/call", "prompts/get"):
+    if method in ("tools/call", "prompts/get"):
+        target = str(rpc.params_of(message).get("name", ""))
+    elif method in ABOUT_RESOURCES:
+        target = place_of(str(rpc.params_of(message).get("uri", "")))
+    else:
         return method
-    name = str(rpc.params_of(message).get("name", ""))[:MAX_STAGE_NAME]
-    return f"{method} {name}"
+    return f"{method} {target[:MAX_STAGE_NAME]}"
+
+
+def place_of(uri: str) -> str:
+    """Return a URI without what may be secret in it: who asks, and the query."""
+    uri = uri.partition("#")[0].partition("?")[0]
+    scheme, slashes, rest = uri.partition("://")
+    if not slashes:
+        return uri
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
+
+
+def outcome_of(answer: Message) -> str:
+    """Return why the answer to a message is a failure: the code of an error, or that a tool says
+    so; empty: it is none."""
+    if isinstance(failed := answer.get("error"), dict):
+        return str(failed.get("code"))
+    result = answer.get("result")
+    return TOOL_ERROR if isinstance(result, dict) and result.get("isError") is True else ""
 
 
 def accepts(value: str) -> bool:

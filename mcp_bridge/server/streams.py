@@ -53,7 +53,7 @@ class Stream:
     ) -> None:
         self.name = secrets.token_hex(8)
         self.answer: Message | None = None
-        """The answer, if it came before there was a stream."""
+        """The answer, once it is there."""
         self.primed = False
         self.ended = False
         self._sessions, self._session, self._tasks = sessions, session, tasks
@@ -112,10 +112,9 @@ class Stream:
         try:
             await self._written()
             async with self._lock:
+                self.answer = message
                 if self.primed:
                     await self._say([message], is_last=True)
-                else:
-                    self.answer = message
         finally:
             self._queue(None)
 

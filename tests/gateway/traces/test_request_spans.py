@@ -233,6 +233,8 @@ def test_a_message_of_mcp_is_a_span_of_the_server_with_its_calls_below() -> None
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": "buy",
         "jsonrpc.request.id": "7",
+        "network.protocol.name": "http",
+        "network.transport": "tcp",
     }
     listed = LogContext(REQUEST, (), ALL)
     with listed.stages.begin("mcp_message", "tools/list") as failed:
