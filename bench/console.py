@@ -129,7 +129,7 @@ async def make(db: AsyncEngine, whose: Tenant, requests: int, now: datetime) -> 
         await _add_hours(conn, named | few | {"each": 3.0, "orgs": SMALL_ORGS})
         await _add_days(conn)
         await _add_ledger(conn)
-    rows = min(MAX_ROWS, requests // DAYS)
+    rows = max(1, min(MAX_ROWS, requests // DAYS))
     for number in range(3):
         async with db.begin() as conn:
             day = (now - timedelta(days=number)).date()
@@ -386,8 +386,9 @@ async def measure(requests: int, folder: Path, repeat: int) -> dict[str, Any]:
             for table in ("requests_hourly", "requests_daily", "usage_hourly", "usage_daily"):
                 counted = await conn.scalar(sa.text(f"SELECT count(*) FROM {table}"))
                 found[f"rows_of_{table}"] = counted
-            query = "SELECT id FROM request_log WHERE org = :org ORDER BY at OFFSET 1000 LIMIT 1"
-            last_id = (await conn.scalar(sa.text(query), {"org": whose.org})).hex
+            query = "SELECT id FROM request_log WHERE org = :org ORDER BY at OFFSET :place LIMIT 1"
+            named = {"org": whose.org, "place": min(1000, rows // 2)}
+            last_id = (await conn.scalar(sa.text(query), named)).hex
         found["pages"] = await timed_pages(app, whose, pages(whose, last_id), repeat)
         found["statements"] = {
             name: await timed(services.db, whose.org, ask, repeat)

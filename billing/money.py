@@ -65,12 +65,11 @@ def _price(amount: str | int | Decimal, digits: int, name: str) -> Pico:
 
 def to_decimal(pico: Pico) -> Decimal:
     """Convert pico-USD to USD, exactly in any decimal context, without trailing zeros."""
-    sign, whole = int(pico < 0), abs(pico)
-    exponent = -PICO_DIGITS
-    while exponent < 0 and whole % 10 == 0:
-        whole //= 10
-        exponent += 1
-    return Decimal((sign, tuple(int(digit) for digit in str(whole)), exponent))
+    if pico == 0:
+        return Decimal(0)
+    digits = str(pico)
+    num_zeros = min(len(digits) - len(digits.rstrip("0")), PICO_DIGITS)
+    return Decimal(f"{digits[: len(digits) - num_zeros]}E{num_zeros - PICO_DIGITS}")
 
 
 def format_usd(pico: Pico) -> str:

@@ -7,17 +7,15 @@ A figure that is not known is None, and shown as a dash.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, tzinfo
-from decimal import Decimal
 
 from markupsafe import Markup, escape
 
-from billing.money import format_usd, to_decimal
+from billing.money import PICO_PER_USD, format_usd, to_decimal
 
 NOTHING = "–"
 SPACE = "\u00a0"
 """Between a number and its unit: it does not break."""
 SHOWN_DIGITS = 4
-CENT = Decimal("0.01")
 PICO_PER_CENT = 10**10
 SCALES = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 WHOLE_BELOW = 100_000
@@ -31,10 +29,12 @@ def usd(pico: int | None) -> str:
     """Show pico-USD: whole cents, and below a dollar the first four digits that count."""
     if pico is None:
         return NOTHING
-    amount = to_decimal(abs(pico))
-    if amount == 0 or amount >= 1:
-        text = f"{amount.quantize(CENT):,}"
+    if pico == 0 or abs(pico) >= PICO_PER_USD:
+        cents, part = divmod(abs(pico), PICO_PER_CENT)
+        cents += (part, cents % 2) > (PICO_PER_CENT // 2, 0)  # half a cent to the even one
+        text = f"{cents // 100:,}.{cents % 100:02}"
     else:
+        amount = to_decimal(abs(pico))
         places = max(2, SHOWN_DIGITS - amount.adjusted() - 1)
         text = f"{round(amount, places):f}"
         whole, _, rest = text.partition(".")

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gateway.console import assets, formats, hidden, tables
+from gateway.console import assets, cells, formats, hidden
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -43,7 +43,12 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals["asset"] = assets.address_of
+    made.globals |= {
+        "asset": assets.address_of,
+        "write_tag": cells.tag,
+        "write_id": cells.copied_id,
+        "write_bar": cells.bar,
+    }
     made.filters |= {
         name: getattr(formats, name)
         for name in (
@@ -51,7 +56,6 @@ def templates() -> Environment:
             "coded",
         )
     }
-    made.filters["raw"] = tables.raw
     made.filters |= {"visible": hidden.visible, "marked": hidden.marked}
     return made
 

@@ -11,7 +11,9 @@ is told by the middle of its bucket, in proportion.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 from gateway.telemetry.latency_counts import (
     BOUNDS_US,
@@ -44,22 +46,18 @@ def pack(counts: Sequence[int]) -> str:
 
 def unpack(text: str) -> list[int]:
     """Return the counts of a histogram by bucket. `text`: as Postgres writes it."""
-    digits = text.zfill(NUM_BUCKETS * DIGITS)
-    end = len(digits)
-    return [int(digits[end - DIGITS * (n + 1) : end - DIGITS * n]) for n in range(NUM_BUCKETS)]
+    filled = -(-len(text) // DIGITS)
+    digits = text.zfill(filled * DIGITS)
+    counts = [int(digits[at : at + DIGITS]) for at in range(0, len(digits), DIGITS)]
+    return counts[::-1] + [0] * (NUM_BUCKETS - filled)
 
 
 def quantile_us(counts: Sequence[int], share: float) -> float | None:
     """Return the latency that this share of the requests did not exceed; None: there are none."""
-    total = sum(counts)
-    if total == 0:
+    seen = [*accumulate(counts)]
+    if not seen or not seen[-1]:
         return None
-    rank, seen = share * total, 0
-    for number, count in enumerate(counts):
-        seen += count
-        if count and seen >= rank:
-            return middle_us(number)
-    return middle_us(NUM_BUCKETS - 1)
+    return middle_us(max(bisect_left(seen, share * seen[-1]), bisect_right(seen, 0)))
 
 
 def middle_us(bucket: int) -> float:

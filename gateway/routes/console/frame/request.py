@@ -31,6 +31,7 @@ from gateway.auth.errors import MissingScope
 from gateway.auth.login.sessions import Session, principal_of
 from gateway.auth.oauth.authorization import Authorization
 from gateway.console import formats
+from gateway.console.cells import CellWriter
 from gateway.console.pages import guard_console, render
 from gateway.console.ranges import CHOICES, TimeRange, read_range
 from gateway.console.tables import Table
@@ -245,6 +246,7 @@ class ConsoleRequest(ActingRequest):
             zone=self.zone,
             ranges=CHOICES,
             table=table,
+            cells=CellWriter(self.now, self.zone),
             when=lambda moment: formats.time_tag(moment, self.now, self.zone),
             at=lambda moment: formats.moment(moment, self.zone),
             **values,
