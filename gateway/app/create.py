@@ -99,6 +99,7 @@ from gateway.routes.shared.openapi import complete, openapi_config
 from gateway.routes.shared.problem import (
     PathFinder,
     asked_as,
+    code_of,
     encode_error,
     path_finder,
     with_vendor_status,
@@ -106,6 +107,7 @@ from gateway.routes.shared.problem import (
 from gateway.routes.shared.request_state import (
     BY_METRICS_LISTENER,
     CLIENT_LEFT,
+    ERROR_CODE,
     OUTCOME,
     REQUEST_ID,
 )
@@ -328,6 +330,7 @@ def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
     near = error.near if isinstance(error, UnknownPath) else None
     path = asked_as(near or scope["path"], scope["headers"])
     http_error = with_vendor_status(to_http_error(error), path)
+    scope.setdefault("state", {})[ERROR_CODE] = code_of(http_error, path)
     headers = http_error.headers
     if isinstance(error, (AuthError, MissingScope)):
         headers = headers | protected_resources.challenged(request, error)

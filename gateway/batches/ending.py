@@ -69,7 +69,10 @@ class PendingEnd(msgspec.Struct, frozen=True):
     def answer(self) -> NotedAnswer:
         """Return it as an answer: what it used is what is booked."""
         billed = [event for event in self.ended.events if event.kind == "usage"]
-        return self.noted._replace(status=str(self.ended.status), bills=billed)
+        ended = self.ended
+        return self.noted._replace(
+            status=str(ended.status), bills=billed, error_code=ended.error_code
+        )
 
 
 class LineEnder:

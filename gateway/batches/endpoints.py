@@ -5,6 +5,7 @@ be."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 
 import msgspec
 
@@ -15,7 +16,7 @@ from gateway.request_errors import UnsupportedField
 from gateway.responses.creation import create
 from gateway.responses.wiring import Responses
 from gateway.tools.servers import refuse_servers
-from gateway.wire.anthropic.reports import to_anthropic_error, to_status
+from gateway.wire.anthropic.reports import to_anthropic_error, to_error_type, to_status
 from gateway.wire.openai_responses.from_responses import read_response
 from gateway.wire.surfaces import ApiSurface
 
@@ -37,12 +38,18 @@ def in_anthropic_shape(found: HttpError, request_id: str) -> bytes:
     return msgspec.json.encode(to_anthropic_error(status, body.message, request_id, body.param))
 
 
+def of_anthropic_type(found: HttpError) -> str:
+    return to_error_type(to_status(found.status, found.body.code))
+
+
 class LineEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     to_call: Callable[[RequestContext], Awaitable[GenerationCall]]
     """Raises what the surface raises: BadField, NotFound."""
     to_http_error: Callable[[Exception], HttpError] = to_http_error
     encode: Callable[[HttpError, str], bytes] = in_openai_shape
     """Encodes an error together with the id of its request."""
+    code_of: Callable[[HttpError], str] = attrgetter("code")
+    """Returns the code that a client reads in it, or its type."""
 
 
 async def ask_surface(

@@ -59,7 +59,8 @@ class LeasedLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line that has ended. `events`: what it used; none if it failed."""
+    """A line that has ended. `events`: what it used; none if it failed. `error_code`: that of its
+    answer; empty if it did not fail."""
 
     line: LeasedLine
     state: LineState
@@ -67,6 +68,7 @@ class EndedLine(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     answer: bytes
     events: tuple[UsageEvent, ...] = ()
+    error_code: str = ""
 
     @property
     def event(self) -> UsageEvent | None:

@@ -186,6 +186,7 @@ def refused(endpoint: LineEndpoint, line: LeasedLine, found: HttpError) -> Ended
         request_id=line.request_id,
         status=found.status,
         answer=endpoint.encode(found, line.request_id),
+        error_code=endpoint.code_of(found),
     )
 
 

@@ -146,6 +146,11 @@ class HttpError(msgspec.Struct, frozen=True, kw_only=True):
     scope: str | None = None
     """The one that a credential lacks."""
 
+    @property
+    def code(self) -> str:
+        """Return the code that tells it apart: its type where it has none."""
+        return self.body.code or self.body.type
+
     def encode(self) -> bytes:
         return msgspec.json.encode({"error": self.body})
 

@@ -59,6 +59,8 @@ class NotedAnswer(NamedTuple):
     kind: AnswerKind = "request"
     bills: Sequence[UsageEvent] | None = None
     """The bills of it; None: those that its meter has."""
+    error_code: str = ""
+    """The code of the error that the client was told, or its type where it has none."""
 
     @property
     def billed(self) -> Sequence[UsageEvent]:
@@ -142,6 +144,7 @@ def to_row(
         cache_position=None if cache is None else min(cache.position, MAX_INT),
         batch=owner.batch,
         tags=owner.tags or None,
+        error_code=printable(answer.error_code) or None,
         **({} if meter is None or meter.gaps.counts is None else gaps_of(meter.gaps.counts)),
     )
 

@@ -78,6 +78,8 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Quantiles of the gaps between its tokens (`telemetry.latency_counts.TokenGaps`)."""
     itl: str | None = None
     """The histogram of all these gaps, for the sums; the row itself does not keep it."""
+    error_code: str | None = None
+    """The code of the error that its client was told, or its type where it has none."""
 
     @property
     def day(self) -> date:
@@ -98,6 +100,7 @@ _TYPES = {
     "batch": "text",
     "tags": "json",
     **dict.fromkeys(("itl_p50_us", "itl_p99_us"), "bigint"),
+    "error_code": "text",
 }
 _NAMES = ", ".join(_TYPES)
 _READ = f"""

@@ -37,7 +37,7 @@ _COLUMNS = (
     *("at", "id", "project", "key", "model", "lane", "route", "status", "is_good"),
     *("duration_us", "ttft_us", "tpot_us", "itl_p50_us", "itl_p99_us", "queue_us"),
     *("uncached_tokens", "cached_tokens", "written_tokens", "output_tokens", "reasoning_tokens"),
-    *("cost_pico", "cache_cause", "cache_position", "trace", "batch", "tags"),
+    *("cost_pico", "cache_cause", "cache_position", "trace", "batch", "tags", "error_code"),
 )
 
 
@@ -59,11 +59,13 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     batch: str = ""
     tag: tuple[str, str] | None = None
     """A tag and its value."""
+    error_code: str = ""
 
     @property
     def is_scan(self) -> bool:
         """Tell whether rows are read that may not be what is looked for."""
         found = (self.project, self.model, self.lane, self.status, self.least_pico, self.tag)
+        found = (*found, self.error_code)
         odd = self.outcome in ("ok", "refused", "limited", "failed", "left", "missed")
         indexed = bool(self.batch) + bool(self.key) + bool(self.outcome)  # one of them is sought
         return any((*found, self.least_ms, self.least_ttft_ms, odd, indexed > 1))
@@ -103,6 +105,8 @@ class FoundRequest(msgspec.Struct, frozen=True, kw_only=True):
     trace: str
     batch: str | None
     """The id of the batch whose line it is."""
+    error_code: str | None
+    """The code of the error that its client was told, or its type where it has none."""
     tags: Mapping[str, str] | None
     stages: Sequence[Any] = ()
     """As `StageRow` has them; only of a request that was asked for by its id, as what follows."""
@@ -172,7 +176,7 @@ async def find_requests(
     elif search.key:
         seek.append("key = :key")
         values["key"] = search.key
-    elif search.outcome and search.outcome not in ("ok", "missed"):
+    elif search.error_code or (search.outcome and search.outcome not in ("ok", "missed")):
         seek.append("status >= 400")  # an index has them alone
     match, named = _conditions(search)
     rows = (await conn.execute(sa.text(_page(seek, match)), values | named)).mappings().all()
@@ -192,6 +196,7 @@ def _conditions(search: Search) -> tuple[list[str], dict[str, Any]]:
         "model": ("model = :model", search.model),
         "lane": ("lane = :lane", search.lane),
         "status": ("status = :status", search.status),
+        "error_code": ("error_code = :error_code", search.error_code),
         "least_pico": ("cost_pico >= :least_pico", search.least_pico),
         "least_us": ("duration_us >= :least_us", round(search.least_ms * 1000)),
         "least_ttft": ("ttft_us >= :least_ttft", round(search.least_ttft_ms * 1000)),

@@ -46,6 +46,7 @@ request_log = sa.Table(
     *text_columns("batch", nullable=True),
     sa.Column("tags", JSON),
     *count_columns("itl_p50_us", "itl_p99_us", nullable=True),
+    *text_columns("error_code", nullable=True),
 )
 
 request_content = sa.Table(

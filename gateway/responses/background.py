@@ -202,7 +202,7 @@ class Background:
             log.error("%s failed", task.get_name(), exc_info=error)
 
     async def _follow(self, created: StartableResponse, told: EventLog) -> None:
-        encoder, status = created.encoder, LEFT_BEHIND
+        encoder, status, error_code = created.encoder, LEFT_BEHIND, ""
         response_id = encoder.response.id
         context = begin_work(created)
         delivery = self._running[response_id] = created.start(self._services)
@@ -217,11 +217,11 @@ class Background:
             status = ANSWERED if encoder.response.status in ENDED else CANCELLED
         except Exception as error:
             http_error = to_http_error(error)
-            status = http_error.status
+            status, error_code = http_error.status, http_error.code
             told.add(encoder.fail(status=http_error.status, message=http_error.body.message))
         finally:
             del self._running[response_id], self._logs[response_id]
-            self.note(noted(created, context, status))
+            self.note(noted(created, context, status, error_code))
         if encoder.response.status in ENDED:  # else it was cancelled, and says so already
             await self._end(created, told)
 
@@ -278,7 +278,9 @@ def begin_work(created: StartableResponse) -> LogContext | None:
     return later
 
 
-def noted(created: StartableResponse, context: LogContext | None, status: int) -> NotedAnswer:
+def noted(
+    created: StartableResponse, context: LogContext | None, status: int, error_code: str
+) -> NotedAnswer:
     """Judge a response that has ended now, and return it as an answer."""
     call = created.call
     call.meter.judge(status)
@@ -295,4 +297,5 @@ def noted(created: StartableResponse, context: LogContext | None, status: int) -
         client=None,
         began_at=call.meter.received_at,
         kind="background",
+        error_code=error_code,
     )

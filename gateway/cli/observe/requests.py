@@ -51,6 +51,7 @@ COLUMNS = (
     Column("AT", "created_at", "time", show=lambda row: to_second(row["created_at"])),
     Column("REQUEST", "id", "id"),
     Column("STATUS", "status", "number"),
+    Column("ERROR", "error_code", show=lambda row: row["error_code"] or ABSENT),
     Column("MODEL", "model"),
     Column("KEY", "api_key_name", show=lambda row: row["api_key_name"] or row["api_key_id"]),
     Column("LANE", "lane", gives_way=True),
@@ -87,6 +88,7 @@ def requests() -> None:
     "list",
     epilog=examples(
         "tollgate requests list last 1h --outcome failed",
+        "tollgate requests list today --error-code model_not_found",
         "tollgate requests list yesterday --model penny --min-cost 0.01 --csv",
         "tollgate requests list --batch batch_0192...",
         "tollgate requests list today --project web --tag team=search --org acme",
@@ -100,6 +102,7 @@ def requests() -> None:
 @click.option("--model", help="Only for this model.")
 @click.option("--lane", type=click.Choice(LANES), help="Only in this lane.")
 @click.option("--status", type=click.IntRange(100, 599), help="Only with this HTTP status.")
+@click.option("--error-code", metavar="CODE", help="Only those answered with this error.")
 @click.option(
     "--outcome",
     type=click.Choice(OUTCOMES),
@@ -135,9 +138,12 @@ async def list_(
         "project_id": await gateway.project_id(project, org_id),
     }
     found = await find(gateway, rows, query)
+    columns: tuple[Column, ...] = COLUMNS
     if output.form != "json":
         found = [flat(each) for each in found]
-    show(found, COLUMNS, output, empty=NONE_FOUND)
+        if output.form == "table" and not any(each["error_code"] for each in found):
+            columns = tuple(each for each in COLUMNS if each.key != "error_code")
+    show(found, columns, output, empty=NONE_FOUND)
 
 
 async def find(gateway: Gateway, limit: int, query: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -202,7 +208,8 @@ def facts_of(request_id: str, row: Mapping[str, Any] | None, bill: Any) -> Itera
     else:
         timing, tokens = row["timing"], row["tokens"]
         told |= {
-            "At": f"{to_second(row['created_at'])} UTC, status {row['status']}, {row['route']}",
+            "At": f"{to_second(row['created_at'])} UTC, {row['route']}",
+            "Status": " ".join(filter(None, (str(row["status"]), row["error_code"]))),
             "Whose": f"key {row['api_key_name'] or row['api_key_id']}, project "
             f"{row['project_name'] or row['project_id'] or ABSENT}",
             "Model": f"{row['model']}, lane {row['lane']}",

@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from foundation.logs import LineWriter, to_time
 from foundation.trace_context import TracePolicy
-from gateway.request_log.answers import NotedAnswer, TokenCounts, sum_up
+from gateway.request_log.answers import NotedAnswer, TokenCounts, printable, sum_up
 from gateway.settings.file import LogsConfig
 from gateway.telemetry.metrics import Telemetry
 from gateway.telemetry.request_meter import RequestMeter
@@ -53,6 +53,7 @@ class AccessLine(Struct):
     client: str | UnsetType = UNSET
     kind: str | UnsetType = UNSET
     """Unset: it is an HTTP request whose answer is all of it."""
+    error_code: str | UnsetType = UNSET
 
 
 class AccessLog:
@@ -113,6 +114,8 @@ class AccessLog:
             line.model = self._telemetry.label(answer.model)
         if answer.client is not None:
             line.client = answer.client
+        if answer.error_code:
+            line.error_code = printable(answer.error_code)
         if answer.kind != "request":
             line.kind = answer.kind
         if answer.meter is not None:
@@ -158,6 +161,8 @@ def to_human(line: AccessLine) -> str:
     """Write the line for a person: the time of day, what was asked, and what came of it."""
     _, _, time_of_day = line.time.partition("T")
     told = [time_of_day.partition(".")[0], line.message, f"{line.duration_ms:.0f} ms"]
+    if line.error_code is not UNSET:
+        told.append(str(line.error_code))
     if line.model is not UNSET:
         told.append(str(line.model))
     if isinstance(line.tokens, TokenCounts):

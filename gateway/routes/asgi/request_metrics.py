@@ -19,7 +19,14 @@ from gateway.net.client_address import client_address
 from gateway.networks import Networks
 from gateway.request_log.answers import NotedAnswer
 from gateway.routes.asgi.access_log import AccessLog
-from gateway.routes.shared.request_state import ASKED_METHOD, CLIENT_LEFT, METER, MODEL, OUTCOME
+from gateway.routes.shared.request_state import (
+    ASKED_METHOD,
+    CLIENT_LEFT,
+    ERROR_CODE,
+    METER,
+    MODEL,
+    OUTCOME,
+)
 from gateway.telemetry.metrics import Telemetry
 from gateway.telemetry.request_meter import RequestMeter
 
@@ -83,6 +90,8 @@ class RequestMetrics:
                         shown_client(scope) if access_log.shows_client else None,
                         begun_at,
                         "queued" if is_queued else "request",
+                        None,
+                        "" if status == CLIENT_LEFT else state.get(ERROR_CODE, ""),
                     )
                 )
 

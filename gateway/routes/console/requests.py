@@ -85,6 +85,28 @@ CAUSES = {
     "too_short": "It is too short to be cached.",
     "unknown": "Nobody says why no more of it was cached.",
 }
+ERRORS = {
+    "model_not_found": "No model of this name is served here, or this key may not use it.",
+    "rate_limit_exceeded": "A limit of its key, project or organization was reached.",
+    "insufficient_quota": "A budget, or the credit of its organization, is used up.",
+    "organization_suspended": "An invoice of this organization is overdue.",
+    "context_length_exceeded": "Its prompt and answer do not fit into the model's context.",
+    "model_without_price": "What may be spent is capped, and the model has no price.",
+    "overloaded": "All replicas of the model had their queues full.",
+    "service_unavailable": "The model, or what the gateway needs for it, was away.",
+    "deadline_exceeded": "The answer was not whole in the time that the client gave it.",
+    "insufficient_permissions": "Its credential lacks a scope.",
+    "server_error": "The model stopped before the answer was whole.",
+    "invalid_request_error": "A field of it was not what the API takes.",
+    # Anthropic's types
+    "rate_limit_error": "A limit of its key, project or organization was reached.",
+    "not_found_error": "No model of this name is served here, or this key may not use it.",
+    "billing_error": "A budget is used up, or an invoice is overdue.",
+    "overloaded_error": "The model, or what the gateway needs for it, was away or too busy.",
+    "timeout_error": "The answer was not whole in the time that the client gave it.",
+    "api_error": "The model stopped before the answer was whole.",
+}
+"""The meaning of the most usual codes and types of errors."""
 page = ConsolePage(name="requests", title="Requests", letter="r", needs=SCOPE_USAGE_READ)
 
 
@@ -135,7 +157,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
 
 
 def own_filters(request: ConsoleRequest) -> dict[str, str | None]:
-    names = ("project", "key", "model", "lane", "outcome", "batch")
+    names = ("project", "key", "model", "lane", "outcome", "batch", "error_code")
     return {name: request.value(name) or None for name in names}
 
 
@@ -154,6 +176,7 @@ def read_search(request: ConsoleRequest) -> Search:
         least_ms=_number(request, "ms"),
         least_ttft_ms=_number(request, "ttft"),
         batch=request.value("batch"),
+        error_code=request.value("error_code"),
         tag=_tag(request.value("tag")),
     )
 
@@ -203,7 +226,8 @@ def requests_table(request: ConsoleRequest, rows: Sequence[FoundRequest]) -> Tab
         rows,
         TableColumn("When", "at", kind="time"),
         TableColumn("Request", lambda row: f"req_{row.id}", kind="id", link=address_of),
-        TableColumn("Status", state_of, kind="tag"),
+        TableColumn("Status", state_of, kind="tag", detail=lambda row: row.error_code),
+        TableColumn("Error", "error_code") if request.wants_csv else None,
         TableColumn("Model", "model"),
         TableColumn("Key", lambda row: row.key_name or row.key),
         TableColumn("Lane", "lane"),
@@ -298,6 +322,7 @@ async def show_one(request: ConsoleRequest) -> Response[bytes]:
         record=record,
         lines=[] if record is None else lines_of(record),
         table=None if record is None else ledger_table(record),
+        why=None if row is None or row.error_code is None else ERRORS.get(row.error_code, ""),
         cause=None if row is None or row.cache_cause is None else CAUSES.get(row.cache_cause),
         gateway=request.http.app.state.public_url or "",
         reads_content=row is not None and request.can(SCOPE_CONTENT, row.project),

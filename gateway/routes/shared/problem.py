@@ -27,7 +27,7 @@ import msgspec
 from foundation import sse
 from gateway.http_errors.table import HttpError
 from gateway.routes.shared.media_types import JSON
-from gateway.wire.anthropic.reports import to_anthropic_error, to_status
+from gateway.wire.anthropic.reports import to_anthropic_error, to_error_type, to_status
 
 MEDIA_TYPE = "application/problem+json"
 OURS = "/v1/admin"
@@ -103,6 +103,12 @@ def with_vendor_status(http_error: HttpError, path: str) -> HttpError:
     return msgspec.structs.replace(
         http_error, status=to_status(http_error.status, http_error.body.code)
     )
+
+
+def code_of(http_error: HttpError, path: str) -> str:
+    """Return the code that the client reads, in the shape that `path` speaks, of an error with that
+    vendor's status; where there is none, the type."""
+    return to_error_type(http_error.status) if speaks_anthropic(path) else http_error.code
 
 
 def encode_error(http_error: HttpError, path: str, request_id: str | None) -> tuple[bytes, str]:

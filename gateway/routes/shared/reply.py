@@ -18,8 +18,13 @@ from gateway.http_errors.table import HttpError, to_http_error
 from gateway.inference.delivery import Delivery
 from gateway.limits.headers import to_headers
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
-from gateway.routes.shared.problem import encode_error, encode_error_event, with_vendor_status
-from gateway.routes.shared.request_state import CLIENT_LEFT, OUTCOME, REQUEST_ID
+from gateway.routes.shared.problem import (
+    code_of,
+    encode_error,
+    encode_error_event,
+    with_vendor_status,
+)
+from gateway.routes.shared.request_state import CLIENT_LEFT, ERROR_CODE, OUTCOME, REQUEST_ID
 from gateway.wire.shared.unknown_fields import to_ignored_header
 from gateway.wire.usage import cost as cost_header
 
@@ -171,9 +176,7 @@ class Reply:
         try:
             chunk = await self.delivery.next()
         except Exception as error:
-            return await self.refuse(
-                scope, send, with_vendor_status(self.to_http_error(error), scope["path"])
-            )
+            return await self.refuse(scope, send, self.failed_by(error, scope))
         if chunk is None:
             return CLIENT_LEFT
         if self.stream:
@@ -194,12 +197,18 @@ class Reply:
             try:
                 chunk = await self.delivery.next()
             except Exception as error:
-                failed = with_vendor_status(self.to_http_error(error), scope["path"])
+                failed = self.failed_by(error, scope)
                 status, chunk = str(failed.status), None
                 event = self.failure(failed, scope)
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return CLIENT_LEFT if self.delivery.abandoned and status == "200" else status
+
+    def failed_by(self, error: Exception, scope: Scope) -> HttpError:
+        """Return what an error means to the client, and note its code."""
+        failed = with_vendor_status(self.to_http_error(error), scope["path"])
+        scope.setdefault("state", {})[ERROR_CODE] = code_of(failed, scope["path"])
+        return failed
 
     def failure(self, failed: HttpError, scope: Scope) -> bytes:
         if self.fail is not None:

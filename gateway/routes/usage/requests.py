@@ -65,6 +65,7 @@ class LoggedRequestsQuery(OrgQuery):
     lane: Literal["interactive", "agentic", "batch"] | None = None
     outcome: Outcome | None = None
     status: Annotated[int, Meta(ge=100, le=599)] | None = None
+    error_code: Name | None = None
     batch_id: Name | None = None
     tag: Name | None = None
     min_cost: Name | None = None
@@ -117,7 +118,8 @@ class RequestCache(msgspec.Struct, frozen=True, kw_only=True):
 
 class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that was answered. `slo_met` is null where no objective is for it, `batch_id`
-    where it is no line of a batch."""
+    where it is no line of a batch. `error_code` is that of the error that its client was told, or
+    its type where it has none; null: it did not fail, or its client left."""
 
     id: str
     object: str = "request"
@@ -131,6 +133,7 @@ class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True):
     lane: str
     route: str
     status: int
+    error_code: str | None
     slo_met: bool | None
     tokens: RequestTokens
     cost: RequestCost
@@ -237,6 +240,7 @@ def to_search(query: LoggedRequestsQuery, now: datetime) -> Search:
         lane=query.lane or "",
         outcome=outcome,
         status=query.status or 0,
+        error_code=query.error_code or "",
         least_pico=read_cost(query.min_cost),
         least_ms=query.min_duration_ms,
         least_ttft_ms=query.min_ttft_ms,
@@ -300,6 +304,7 @@ def to_view(row: FoundRequest) -> LoggedRequest:
         lane=row.lane,
         route=row.route,
         status=row.status,
+        error_code=row.error_code,
         slo_met=row.is_good,
         tokens=RequestTokens(
             uncached=row.uncached_tokens,

@@ -242,10 +242,14 @@ def to_status(status: int, code: str | None) -> int:
     return 402 if code == "insufficient_quota" else status
 
 
+def to_error_type(status: int) -> str:
+    """Return the type of an error with Anthropic's status."""
+    return ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+
+
 def to_anthropic_error(
     status: int, message: str, request_id: str | None, param: str | None = None
 ) -> AnthropicError:
-    other = "api_error" if status >= 500 else "invalid_request_error"
     details = DETAILS.get(param or "", UNSET)
-    body = AnthropicErrorBody(type=ERROR_TYPES.get(status, other), message=message, details=details)
+    body = AnthropicErrorBody(type=to_error_type(status), message=message, details=details)
     return AnthropicError(error=body, request_id=request_id)

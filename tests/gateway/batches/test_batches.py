@@ -86,6 +86,7 @@ def test_each_line_is_answered_and_billed_as_a_batch(worker: Running, client: Op
         total += completion.usage.total_tokens
     assert done.usage.total_tokens == total
     refused = lines_of(client, done.error_file_id)["c"]
+    told = refused["response"]["body"]["error"]
     assert refused["response"]["status_code"] == 400
     assert refused["response"]["body"]["error"]["param"] == "temperature"
     output = client.files.retrieve(str(done.output_file_id))
@@ -116,10 +117,12 @@ def test_each_line_is_answered_and_billed_as_a_batch(worker: Running, client: Op
 
     rows = {f"req_{row.id}": row for row in worker.run(found())}
     assert rows.keys() == {each["response"]["request_id"] for each in (*answers.values(), refused)}
-    assert sorted((row.model, row.status, row.lane) for row in rows.values()) == [
-        ("far", 200, "batch"),
-        ("near", 200, "batch"),
-        ("near", 400, "batch"),
+    assert sorted(
+        (row.model, row.status, row.lane, row.error_code or "") for row in rows.values()
+    ) == [
+        ("far", 200, "batch", ""),
+        ("near", 200, "batch", ""),
+        ("near", 400, "batch", told["code"] or told["type"]),
     ]
     for event in events:
         row = rows[event.request_id]

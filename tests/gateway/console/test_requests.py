@@ -120,6 +120,21 @@ def test_a_request_is_shown_to_its_organization_alone(
         assert other.get("/console/requests?q=nothing").status_code == 200
 
 
+def test_a_failed_request_says_why_and_leads_to_those_like_it(visit: Visit) -> None:
+    tab = visit("much", "reader", "/console/requests?outcome=failed&range=7d")
+    row = tab.locator("#found tbody tr").first
+    assert "503" in row.inner_text() and "overloaded" in row.inner_text()
+    row.get_by_role("link").click()
+    told = tab.locator(".message.err")
+    assert "Answered with 503 overloaded." in told.inner_text()
+    told.get_by_role("link", name="Others like it").click()
+    tab.wait_for_url(re.compile("error_code=overloaded"))
+    shown = tab.locator("#found tbody tr").all_inner_texts()
+    assert shown and all("overloaded" in each for each in shown)
+    tab.get_by_role("link", name="Error: overloaded").click()
+    tab.wait_for_url(re.compile("/console/requests(?!.*error_code)"))
+
+
 def test_texts_are_shown_to_who_may_read_them_as_what_they_are(
     visit: Visit, console: ConsoleServer, sessions: Sessions
 ) -> None:
@@ -168,7 +183,7 @@ def test_what_is_shown_is_there_as_csv(console: ConsoleServer, sessions: Session
         for address, head in (
             ("/console/overview", "Time,Uncached,Cached,Written,Output,Requests,Spend"),
             ("/console/usage?by=key", "Key,Requests,Input"),
-            ("/console/requests", "When,Request,Status"),
+            ("/console/requests", "When,Request,Status,Error"),
         ):
             sep = "&" if "?" in address else "?"
             answer = client.get(f"{address}{sep}format=csv")

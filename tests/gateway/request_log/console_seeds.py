@@ -26,6 +26,11 @@ HOSTILE = "srv/<script>alert(3)</script>"
 HOSTILE_TEXT = "<img src=x onerror=alert(4)><b>bold</b>"
 HOSTILE_TAG = "<b>x</b>"
 MANY = 1000
+FAILURES: dict[int, tuple[int, str]] = {
+    5: (503, "overloaded"),
+    9: (429, "rate_limit_exceeded"),
+    11: (400, "context_length_exceeded"),
+}
 
 
 async def make_requests(server: ConsoleServer) -> None:
@@ -74,7 +79,7 @@ async def store_contents(
 def request_of(org: Organization, keys_: Sequence[str], number: int) -> RequestRow:
     at_ms = int(time.time() * 1000) - (number * 7919) % 130_000 * 1000
     slow = number % 17 == 3
-    failed = {5: 503, 9: 429, 11: 400}.get(number % 37)
+    failed, error_code = FAILURES.get(number % 37, (0, None))
     ttft = 90_000 * (1 + number % 5) * (8 if slow else 1)
     stages = [
         StageRow("authenticate", 0, 400),
@@ -102,6 +107,7 @@ def request_of(org: Organization, keys_: Sequence[str], number: int) -> RequestR
         lane=("interactive", "agentic")[number % 5 == 0],
         route="/v1/chat/completions",
         status=failed or 200,
+        error_code=error_code,
         is_good=None if failed in (400, 429) else not (slow or failed),
         duration_us=ttft + 1_300_000,
         ttft_us=None if failed else ttft,
@@ -170,6 +176,7 @@ def addresses_of_requests(server: ConsoleServer, org: Organization) -> list[str]
         address,
         *([f"{address}/content"] if org is server.much else ()),
         "/console/requests?outcome=failed&range=7d",
+        "/console/requests?error_code=overloaded&range=7d",
         "/console/requests?cost=1000000",
         "/console/usage?by=key",
         f"/console/usage?by=model&project={org.project_id}&range=30d",

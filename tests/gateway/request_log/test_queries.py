@@ -193,6 +193,9 @@ async def test_a_tag_is_summed_up_by_its_values(
         ({"tag": ("team", "search")}, "a"),
         ({"tag": ("team", "")}, ""),
         ({"status": 503}, "e"),
+        ({"error_code": "overloaded"}, "e"),
+        ({"error_code": "overloaded", "outcome": "limited"}, ""),
+        ({"error_code": "overloaded", "batch": "batch_1"}, ""),
         ({"least_pico": 50}, "c"),
         ({"least_ms": 9_000}, "d"),
         ({"least_ttft_ms": 300}, "a"),
@@ -208,7 +211,7 @@ async def test_requests_are_found_by_what_they_were(
         "b": {"project": "proj_2", "is_good": False},
         "c": {"key": "key_2", "cost_pico": 50},
         "d": {"model": "big", "lane": "batch", "duration_us": 9_000_000, "batch": "batch_1"},
-        "e": {"status": 503},
+        "e": {"status": 503, "error_code": "overloaded"},
         "f": {"status": 429, "batch": "batch_1"},
         "g": {"status": 400},
     }

@@ -32,6 +32,7 @@ from tests.gateway.inference.test_price_lists import WHO
 
 CHAT = "/v1/chat/completions"
 KEY, PROMPT, ADDRESS = "sk-tg-canary", "a-canary-in-a-prompt", "203.0.113.7"
+ASKED = {"messages": [{"role": "user", "content": PROMPT}]}
 REQUEST = "req_01890000000070008000000000000000"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -53,7 +54,9 @@ def app(tmp_path: Path) -> Litestar:
     return made
 
 
-async def lines_of(app: Litestar, config: LogsConfig) -> tuple[str, httpx.Response]:
+async def lines_of(
+    app: Litestar, config: LogsConfig, path: str = CHAT
+) -> tuple[str, httpx.Response]:
     """Return what the log has of one chat, and its answer."""
     written: list[bytes] = []
     log = AccessLog(config, app.state.services.telemetry, written.append, process="worker-0")
@@ -62,9 +65,9 @@ async def lines_of(app: Litestar, config: LogsConfig) -> tuple[str, httpx.Respon
     with log.running():
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             answer = await client.post(
-                f"{CHAT}?q={PROMPT}",
+                f"{path}?q={PROMPT}",
                 headers={"authorization": f"Bearer {KEY}"},
-                json={"model": "penny", "messages": [{"role": "user", "content": PROMPT}]},
+                json={"model": "penny", "max_tokens": 9, **ASKED},
             )
     return b"".join(written).decode(), answer
 
@@ -78,6 +81,18 @@ async def test_a_request_is_one_line_that_its_client_can_name(app: Litestar) -> 
     assert (line["key"], line["org"]) == (WHO.key_id, WHO.org_id)
     assert line["duration_ms"] > 0
     assert [each for each in (KEY, PROMPT, ADDRESS) if each in text] == []
+
+
+@pytest.mark.parametrize(("path", "read"), [(CHAT, "code"), ("/v1/messages", "type")])
+async def test_a_failure_has_the_code_that_its_client_reads(
+    app: Litestar, path: str, read: str
+) -> None:
+    text, answer = await lines_of(app, LogsConfig(), path)
+    code = answer.json()["error"][read]
+    assert code in ("model_not_found", "not_found_error")
+    assert json.loads(text)["error_code"] == code
+    text, _ = await lines_of(app, LogsConfig(format="human"), path)
+    assert f" {code} " in text
 
 
 async def test_its_tenant_is_counted_with_or_without_a_line(app: Litestar) -> None:

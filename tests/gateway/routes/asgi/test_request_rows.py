@@ -75,7 +75,7 @@ def test_a_row_has_what_was_used_and_how_long_it_took() -> None:
     assert row.cost_pico == (3 + 4 + 8) * 10 + (5 + 1) * 100
     assert row.trace == REQUEST[4:]
     assert (row.cache_cause, row.cache_position) == ("changed", 268)
-    assert (row.batch, row.tags) == (None, {"team": "search"})
+    assert (row.batch, row.tags, row.error_code) == (None, {"team": "search"}, None)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,11 @@ def test_what_is_nobodys_or_asks_no_model_has_none(fields: dict[str, Any]) -> No
 def test_a_refusal_is_in_the_lane_that_it_was_meant_for() -> None:
     who = msgspec.structs.replace(WHO, key_lane="batch")
     refused, unread = rows_of(
-        answered(status="429", principal=who), answered(status="400", model="")
+        answered(status="429", principal=who, error_code="rate_limit_exceeded"),
+        answered(status="400", model="", error_code="of_theirs\0" + "x" * 200),
     )
+    assert refused.error_code == "rate_limit_exceeded"
+    assert unread.error_code == "of_theirs?" + "x" * (MAX_TEXT_CHARS - 10), "an upstream's may be"
     assert (refused.status, refused.lane, refused.model) == (429, "batch", "m")
     assert (unread.status, unread.lane, unread.model) == (400, "interactive", "-")
     assert refused.is_good is None

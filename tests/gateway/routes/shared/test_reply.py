@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import uvicorn
-from litestar.types import Receive, Scope, Send
+from litestar.types import Message, Receive, Scope, Send
 
 from gateway.app.connection import ClientConnection
+from gateway.fleet.errors import ReplicaOverloaded
 from gateway.inference.delivery import Delivery
 from gateway.net.listener import bound_unread
 from gateway.routes.shared.reply import Reply
-from gateway.routes.shared.request_state import CLIENT_LEFT, OUTCOME
+from gateway.routes.shared.request_state import CLIENT_LEFT, ERROR_CODE, OUTCOME
 
 STALLED_S = 0.3
 CHUNK = b"x" * 65_536
@@ -32,6 +33,30 @@ async def produce(delivery: Delivery) -> None:
 
 
 async def nobody_rests(resting: bool) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("path", "code"), [("/v1/chat/completions", "overloaded"), ("/v1/messages", "overloaded_error")]
+)
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_an_answer_that_fails_notes_the_code_that_it_tells(
+    path: str, code: str, has_begun: bool
+) -> None:
+    delivery, sent = Delivery(stalled_reader_s=STALLED_S), list[Message]()
+    if has_begun:
+        await delivery.put(b"data: {}\n\n", nobody_rests)
+    delivery.fail(ReplicaOverloaded("full", retry_after_s=1.0))
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope: Any = {"type": "http", "path": path, "state": {}}
+    await Reply(delivery, stream=True)(scope, receive, send)
+    assert scope["state"][ERROR_CODE] == code
+    assert code.encode() in b"".join(each.get("body", b"") for each in sent)  # type: ignore[misc]
 
 
 class Server:
