@@ -37,6 +37,7 @@ _BILLED: Mapping[str, str] = {
     "cached_tokens": "cache_read",
     "written_tokens": "cache_write_5m + cache_write_1h",
     "output_tokens": "output + reasoning_output",
+    "num_calls": "tool_call",
     "cost_pico": TOTAL_PICO,
     "uncached_pico": "uncached_input_pico",
     "cached_pico": "cache_read_pico",
@@ -134,6 +135,8 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     cached_tokens: int = 0
     written_tokens: int = 0
     output_tokens: int = 0
+    num_calls: int = 0
+    """Calls of tools of MCP servers, which are no requests."""
     cost_pico: int = 0
     uncached_pico: int = 0
     cached_pico: int = 0

@@ -21,6 +21,7 @@ from gateway.console.attention import (
     in_order,
 )
 from gateway.console.formats import SPACE, count, ms, percent
+from gateway.console.model_names import model_name
 from gateway.console.tables import Table, TableColumn
 from gateway.lanes import Slo
 from gateway.mcp.changed_offers import read_changed
@@ -159,7 +160,7 @@ def projects_table(request: ConsoleRequest, summary: Summary, found: Attention) 
             "name",
             link=lambda row: usage_address(request, project=row.id, by="model"),
         ),
-        TableColumn("Most used model", "model"),
+        TableColumn("Most used model", lambda row: model_name(row.model)),
         TableColumn("Tokens", lambda row: row.sums.tokens, kind="count"),
         TableColumn("Spend", lambda row: row.sums.cost_pico, kind="usd"),
         TableColumn("Budget", "share", kind="bar"),
@@ -247,7 +248,9 @@ def troubles(request: ConsoleRequest, summary: Summary) -> list[TodoItem]:
             found.append(_slow(model, sums, latencies, slo, f"{place}&outcome=missed"))
         if (sums.error_rate or 0) > MANY_FAILURES:
             text = f"{percent(sums.error_rate)} of {count(sums.num_requests)} requests failed"
-            need = TodoItem(word="Errors", tone="err", title=model, text=text, page="requests")
+            need = TodoItem(
+                word="Errors", tone="err", title=model_name(model), text=text, page="requests"
+            )
             failed = f"{place}&outcome=failed"
             found.append(msgspec.structs.replace(need, place=failed, action="Which"))
     return found

@@ -20,6 +20,7 @@ from billing.pricing.rating import price_of, rate
 from billing.reports.request_record import RequestRecord, find_record
 from foundation import sse
 from gateway.batches.batches import MESSAGES_PREFIX, PREFIX
+from gateway.console.model_names import NO_MODEL, model_name
 from gateway.console.tables import Table, TableColumn
 from gateway.permissions import SCOPE_CONTENT
 from gateway.principal import SCOPE_USAGE_READ
@@ -38,6 +39,7 @@ from gateway.request_log.search import (
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
 from gateway.routes.console.overview import LANES
+from gateway.telemetry.metrics import UNKNOWN_MODEL
 from gateway.tenancy.errors import NotFound
 
 OUTCOMES: Mapping[Outcome, str] = {
@@ -150,7 +152,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         search=search,
         unknown=named,
         outcomes=list(OUTCOMES.items()),
-        models=sorted(request.services.telemetry.models),
+        models=[*sorted(request.services.telemetry.models), (UNKNOWN_MODEL, NO_MODEL)],
         lanes=LANES,
         live=request.address(f"{page.path}/live", **own_filters(request)),
     )
@@ -228,7 +230,7 @@ def requests_table(request: ConsoleRequest, rows: Sequence[FoundRequest]) -> Tab
         TableColumn("Request", lambda row: f"req_{row.id}", kind="id", link=address_of),
         TableColumn("Status", state_of, kind="tag", detail=lambda row: row.error_code),
         TableColumn("Error", "error_code") if request.wants_csv else None,
-        TableColumn("Model", "model"),
+        TableColumn("Model", lambda row: model_name(row.model)),
         TableColumn("Key", lambda row: row.key_name or row.key),
         TableColumn("Lane", "lane"),
         TableColumn("Input", "input_tokens", kind="count"),
@@ -322,6 +324,7 @@ async def show_one(request: ConsoleRequest) -> Response[bytes]:
         record=record,
         lines=[] if record is None else lines_of(record),
         table=None if record is None else ledger_table(record),
+        model=None if row is None else model_name(row.model),
         why=None if row is None or row.error_code is None else ERRORS.get(row.error_code, ""),
         cause=None if row is None or row.cache_cause is None else CAUSES.get(row.cache_cause),
         gateway=request.http.app.state.public_url or "",

@@ -3,13 +3,14 @@ before; each row leads to its parts, and to its requests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
 from litestar import Response
 
 from gateway.console.formats import SPACE
+from gateway.console.model_names import model_name, server_of
 from gateway.console.tables import Table, TableColumn
 from gateway.principal import SCOPE_USAGE_READ
 from gateway.request_errors import BadField
@@ -60,12 +61,20 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
             tag=tag_read,
             latencies=LatencyChoice(names=("ttft",), in_time=False, by=groups),
         )
-        ids = {name for group in summary.groups for name in group.names}
-        names = await find_names(conn, request.org_id, ids | {filters.project, filters.key})
+        ids = {filters.project, filters.key}
+        if by in ("project", "key"):
+            ids |= group_names(summary.groups)
+        names = await find_names(conn, request.org_id, ids)
+    models, servers = apart(summary.groups) if by == "model" else (summary.groups, [])
+    if by == "model" or filters.model:
+        names |= {each: model_name(each) for each in (*group_names(summary.groups), filters.model)}
     return request.render(
         "usage",
-        table=groups_table(request, by, summary, names),
-        num_hidden=max(0, len(summary.groups) - MAX_SHOWN),
+        table=groups_table(
+            request, by, summary.groups if request.wants_csv else models[:MAX_SHOWN], names
+        ),
+        num_hidden=max(0, len(models) - MAX_SHOWN),
+        servers=servers_table(request, servers[:MAX_SHOWN]),
         by=by,
         kinds=[(name, title.lower()) for name, title in BY.items()],
         chart=tokens_table(summary.series()),
@@ -100,8 +109,31 @@ def read_query(request: ConsoleRequest) -> tuple[Group, str, Filters]:
     return by, tag, filters
 
 
+def group_names(groups: Sequence[GroupSums]) -> set[str]:
+    return {name for group in groups for name in group.names}
+
+
+def apart(groups: Sequence[GroupSums]) -> tuple[list[GroupSums], list[GroupSums]]:
+    """Return the models of groups by model, and the servers whose tools were called."""
+    found: tuple[list[GroupSums], list[GroupSums]] = ([], [])
+    for group in groups:
+        is_server = server_of(group.names[0]) is not None and not group.now.tokens
+        found[is_server].append(group)
+    return found
+
+
+def servers_table(request: ConsoleRequest, rows: Sequence[GroupSums]) -> Table:
+    return Table(
+        "Usage by tool server",
+        rows,
+        TableColumn("Server", lambda row: server_of(row.names[0])),
+        TableColumn("Calls", lambda row: row.now.num_calls, kind="count"),
+        *spend_columns(),
+    )
+
+
 def groups_table(
-    request: ConsoleRequest, by: Group, summary: Summary, names: Mapping[str, str]
+    request: ConsoleRequest, by: Group, rows: Sequence[GroupSums], names: Mapping[str, str]
 ) -> Table:
     def name_of(row: GroupSums) -> str:
         return names.get(row.names[0], row.names[0]) or "none"
@@ -120,7 +152,7 @@ def groups_table(
 
     return Table(
         f"Usage by {BY[by].lower()}",
-        summary.groups if request.wants_csv else summary.groups[:MAX_SHOWN],
+        rows,
         TableColumn(BY[by], name_of, link=parts_of),
         TableColumn(
             "Requests", lambda row: row.now.num_requests, kind="count", link=requests_of
@@ -128,13 +160,7 @@ def groups_table(
         TableColumn("Input", lambda row: row.now.input_tokens, kind="count"),
         TableColumn("Cached", lambda row: row.now.hit_rate, kind="percent"),
         TableColumn("Output", lambda row: row.now.output_tokens, kind="count"),
-        TableColumn("Spend", lambda row: row.now.cost_pico, kind="usd"),
-        TableColumn("Period before", lambda row: row.before.cost_pico, kind="usd"),
-        TableColumn(
-            "Change",
-            lambda row: changed(row.now.cost_pico, row.before.cost_pico),
-            kind="figure",
-        ),
+        *spend_columns(),
         *(
             ()
             if by == "tag"
@@ -145,6 +171,17 @@ def groups_table(
             )
         ),
     )  # fmt: skip
+
+
+def spend_columns() -> tuple[TableColumn, ...]:
+    def change_of(row: GroupSums) -> str:
+        return changed(row.now.cost_pico, row.before.cost_pico)
+
+    return (
+        TableColumn("Spend", lambda row: row.now.cost_pico, kind="usd"),
+        TableColumn("Period before", lambda row: row.before.cost_pico, kind="usd"),
+        TableColumn("Change", change_of, kind="figure"),
+    )
 
 
 def changed(now: int, before: int) -> str:
