@@ -308,6 +308,7 @@ def pages(whose: Tenant, last_id: str) -> dict[str, str]:
         "requests of a key": f"requests?range=24h&key={key}",
         "requests of a project": f"requests?range=24h&project={project}",
         "requests that failed": "requests?range=24h&outcome=failed",
+        "requests, an error that none had": "requests?range=24h&error_code=none",
         "requests, dearer than any": "requests?range=24h&cost=1000",
         "one request": f"requests/req_{last_id}",
         "keys": "keys",

@@ -18,6 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 PAGE_ROWS = 50
 MAX_SCANNED = 20_000
+MAX_FAILED_SCANNED = 10_000
+"""Those that failed lie apart from each other: to read one takes longer."""
 ID = re.compile(r"(?:req_)?([0-9a-f]{12}7[0-9a-f]{19})")
 """A UUIDv7 without its hyphens: what a client saw as `x-request-id`."""
 MAX_MS = 253_402_300_799_999
@@ -64,11 +66,11 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_scan(self) -> bool:
         """Tell whether rows are read that may not be what is looked for."""
-        found = (self.project, self.model, self.lane, self.status, self.least_pico, self.tag)
-        found = (*found, self.error_code)
+        found = (self.project, self.model, self.lane, self.status, self.least_pico)
         odd = self.outcome in ("ok", "refused", "limited", "failed", "left", "missed")
         indexed = bool(self.batch) + bool(self.key) + bool(self.outcome)  # one of them is sought
-        return any((*found, self.least_ms, self.least_ttft_ms, odd, indexed > 1))
+        more = (self.tag, self.error_code, self.least_ms, self.least_ttft_ms)
+        return any((*found, *more, odd, indexed > 1))
 
 
 class FoundRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,9 +166,8 @@ async def find_requests(
         "start": search.start,
         "end": search.end,
         "limit": limit + 1,
-        "scan": MAX_SCANNED if search.is_scan else limit + 1,
     }
-    seek = ["org = :org", "at >= :start", "at < :end"]
+    seek, most = ["org = :org", "at >= :start", "at < :end"], MAX_SCANNED
     if begin is not None:
         seek += ["at <= :after_at", "(at, id) < (:after_at, :after_id)"]
         values |= {"after_at": time_of(begin), "after_id": UUID(begin)}
@@ -178,13 +179,15 @@ async def find_requests(
         values["key"] = search.key
     elif search.error_code or (search.outcome and search.outcome not in ("ok", "missed")):
         seek.append("status >= 400")  # an index has them alone
+        most = MAX_FAILED_SCANNED
+    values["scan"] = most if search.is_scan else limit + 1
     match, named = _conditions(search)
     rows = (await conn.execute(sa.text(_page(seek, match)), values | named)).mappings().all()
     found = [_to_request(row) for row in rows if row["id"] is not None]
     last = rows[0]
     if len(found) > limit:
         return FoundPage(found[:limit], f"req_{found[limit - 1].id}", None)
-    if search.is_scan and last["num_scanned"] == MAX_SCANNED:
+    if search.is_scan and last["num_scanned"] == most:
         return FoundPage(found, f"req_{last['last_id'].hex}", last["last_at"])
     return FoundPage(found, None, None)
 
@@ -213,17 +216,19 @@ def _conditions(search: Search) -> tuple[list[str], dict[str, Any]]:
 
 
 def _page(seek: Sequence[str], match: Sequence[str]) -> str:
-    """Return the statement. Its first row is there in any case, and says how far was looked."""
+    """Return the statement. Its first row is there in any case, and says how far was looked where
+    the page is not full: one that is full reads no further than its last row."""
+    scan = f"FROM request_log WHERE {' AND '.join(seek)} ORDER BY at DESC, id DESC LIMIT :scan"
     return f"""
-        WITH scanned AS MATERIALIZED (
-            SELECT {", ".join(_COLUMNS)} FROM request_log WHERE {" AND ".join(seek)}
-            ORDER BY at DESC, id DESC LIMIT :scan
-        ), matched AS (
-            SELECT * FROM scanned {"WHERE " + " AND ".join(match) if match else ""}
+        WITH matched AS MATERIALIZED (
+            SELECT * FROM (SELECT {", ".join(_COLUMNS)} {scan}) AS scanned
+            {"WHERE " + " AND ".join(match) if match else ""}
             ORDER BY at DESC, id DESC LIMIT :limit
         ), looked AS (
             SELECT count(*) AS num_scanned, min(at) AS last_at,
-                (SELECT id FROM scanned ORDER BY at, id LIMIT 1) AS last_id FROM scanned
+                (array_agg(id ORDER BY at, id))[1] AS last_id
+            FROM (SELECT at, id {scan}) AS scanned
+            WHERE (SELECT count(*) FROM matched) < :limit
         )
         SELECT looked.*, matched.*, {_NAMES_OF} FROM looked LEFT JOIN matched ON true {_NAMED}
         ORDER BY matched.at DESC, matched.id DESC

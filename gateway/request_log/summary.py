@@ -7,7 +7,7 @@ summary by lane has what was counted as the requests were answered. All else is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, Literal
@@ -16,8 +16,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.queries import Query, ask, ask_all
-from billing.tables import TOTAL_PICO, AnyRow
+from billing.queries import Query, ask
+from billing.tables import SUM_PICO, AnyRow
 from gateway.db import sum_up_in_memory
 from gateway.request_log.histograms import quantile_us, unpack
 from gateway.request_log.tables import OUTCOMES, TOKENS
@@ -33,19 +33,22 @@ MAX_GROUPS = 1000
 
 _SERVED = ("num_requests", *(name for name in OUTCOMES if name != "num_left"))
 _BILLED: Mapping[str, str] = {
-    "uncached_tokens": "uncached_input + embedding_input",
-    "cached_tokens": "cache_read",
-    "written_tokens": "cache_write_5m + cache_write_1h",
-    "output_tokens": "output + reasoning_output",
-    "num_calls": "tool_call",
-    "cost_pico": TOTAL_PICO,
-    "uncached_pico": "uncached_input_pico",
-    "cached_pico": "cache_read_pico",
+    "uncached_tokens": "sum(uncached_input + embedding_input)",
+    "cached_tokens": "sum(cache_read)",
+    "written_tokens": "sum(cache_write_5m + cache_write_1h)",
+    "output_tokens": "sum(output + reasoning_output)",
+    "num_calls": "sum(tool_call)",
+    "cost_pico": SUM_PICO,
+    "uncached_pico": "sum(uncached_input_pico)",
+    "cached_pico": "sum(cache_read_pico)",
 }
 """Sums of the ledger, in the words of the log."""
-_COUNTED = {name: name for name in (*TOKENS, "cost_pico") if name in _BILLED}
+_COUNTED = {name: f"sum({name})" for name in (*TOKENS, "cost_pico") if name in _BILLED}
 """The same of the log, without what it does not know."""
 _COLUMNS = (*_SERVED, *_BILLED)
+_BUCKETS, _BEFORE, _WHOLE, _LATENCIES, _GROUPS, _GROUPS_BEFORE = range(6)
+"""The parts of an answer, in its order: hours or days, the period before, latencies of all, and of
+what they are asked by where groups are finer, groups now and before."""
 _TABLES = {"hour": "hourly", "day": "daily"}
 _GROUPED = {"tag": "value"}
 
@@ -189,15 +192,12 @@ NO_SUMS = Sums()
 
 
 def add_up(parts: Iterable[Sums]) -> Sums:
-    whole = dict.fromkeys(_COLUMNS, 0)
-    latencies = dict.fromkeys(HISTOGRAMS, 0)
+    """Add up all but latencies."""
+    whole: dict[str, Any] = dict.fromkeys(_COLUMNS, 0)
     for part in parts:
         for name in _COLUMNS:
             whole[name] += getattr(part, name)
-        for name in HISTOGRAMS:
-            latencies[name] += int(getattr(part, name))
-    found: dict[str, Any] = whole | {name: str(each) for name, each in latencies.items()}
-    return Sums(**found)
+    return Sums(**whole)
 
 
 class EarlierPeriod(msgspec.Struct, frozen=True):
@@ -260,16 +260,14 @@ async def summarize(
         is_billed=not filters.lane and "lane" not in by,
         is_of_tag=bool(tag),
         compares_groups=compares_groups,
+        latencies=latencies,
     )
     values: dict[str, Any] = {"org": org, "start": window.start, "end": window.end}
     values |= {"before": window.before} | {name: value for name, value in _asked(filters) if value}
     if tag:
         values["tag_name"] = tag
     await sum_up_in_memory(conn)
-    if tag or not latencies.columns:
-        return _to_summary(window, cut, await ask(conn, cut.sums(values)))
-    sums, found = await ask_all(conn, cut.sums(values), cut.latencies(values, latencies))
-    return _with_latencies(_to_summary(window, cut, sums), found, latencies)
+    return _to_summary(window, cut, await ask(conn, cut.query(values)))
 
 
 def _asked(filters: Filters) -> Iterable[tuple[str, str]]:
@@ -277,8 +275,8 @@ def _asked(filters: Filters) -> Iterable[tuple[str, str]]:
 
 
 class _Statement(msgspec.Struct, frozen=True, kw_only=True):
-    """Writes the statement: the present time is read by hours or days and by groups, the one before
-    as a whole and by groups."""
+    """Writes the statement. Each table is read once for the present time, by hours or days and by
+    groups, and once for the one before, as a whole and by groups."""
 
     unit: Unit
     by: Sequence[Group]
@@ -286,86 +284,102 @@ class _Statement(msgspec.Struct, frozen=True, kw_only=True):
     is_billed: bool
     is_of_tag: bool
     compares_groups: bool
+    latencies: LatencyChoice
 
-    def sums(self, values: Mapping[str, Any]) -> Query[Sequence[AnyRow]]:
-        sources = []
+    def query(self, values: Mapping[str, Any]) -> Query[Sequence[AnyRow]]:
+        table = f"requests_{_TABLES[self.unit]}"
+        served = {name: f"sum({name})" for name in _SERVED}
+        earlier = {"num_requests": "sum(num_requests)"}
+        if not self.is_billed:
+            served |= _COUNTED
+            earlier["cost_pico"] = "sum(cost_pico)"
+        parts, once = list[str](), ""
         if not self.is_of_tag:
-            served = dict(zip(_SERVED, _SERVED, strict=True))
-            table = f"requests_{_TABLES[self.unit]}"
-            earlier = {"num_requests": "num_requests"}
-            if not self.is_billed:
-                served |= _COUNTED
-                earlier["cost_pico"] = "cost_pico"
-            sources += [self._now(table, served), self._before(table, earlier)]
+            hists = {name: f"sum({name})" for name in self.latencies.names if self._reads_latencies}
+            once = f"served AS MATERIALIZED ({self._now(table, served | hists)}),"
+            parts += [*self._served(served), self._before(table, earlier)]
         if self.is_billed:
             table = "usage_tags_daily" if self.is_of_tag else f"usage_{_TABLES[self.unit]}"
-            costs = {"cost_pico": _BILLED["cost_pico"]}
-            sources += [self._now(table, _BILLED), self._before(table, costs)]
-        cut = ", ".join(("is_group", "is_now", "bucket", *self.by))
-        added = ", ".join(f"sum({name})::{_type(name)} AS {name}" for name in _COLUMNS)
+            billed = f"({self._now(table, _BILLED)}) AS billed"
+            parts += [self._part(_listed({name: name for name in _BILLED}), billed)]
+            parts += [self._before(table, {"cost_pico": SUM_PICO})]
+        cut = ", ".join(("part", "bucket", *self.by))
+        added = ", ".join(
+            f"coalesce(sum({n}), 0)::{_type(n)} AS {n}" for n in (*_COLUMNS, *HISTOGRAMS)
+        )
         statement = f"""
-            WITH cut AS ({" UNION ALL ".join(sources)})
+            WITH {once} cut AS ({" UNION ALL ".join(parts)})
             SELECT {cut}, {added} FROM cut GROUP BY {cut}
-            ORDER BY is_group, is_now DESC, cost_pico DESC, num_requests DESC
-            LIMIT {2 + 2 * MAX_GROUPS + (100 if self.unit == "hour" else 1200)}
+            ORDER BY part, sum(cost_pico) DESC, sum(num_requests) DESC
+            LIMIT {2 + 3 * MAX_GROUPS + (100 if self.unit == "hour" else 1200)}
         """
-        columns: list[sa.ColumnClause[Any]]
-        columns = [sa.column(name, sa.Boolean) for name in ("is_group", "is_now")]
+        columns: list[sa.ColumnClause[Any]] = [sa.column("part", sa.Integer)]
         columns.append(sa.column("bucket", sa.DateTime(timezone=True)))
         columns += [sa.column(name, sa.Text) for name in self.by]
         columns += [
-            sa.column(name, sa.Numeric if name.endswith("_pico") else sa.BigInteger)
-            for name in _COLUMNS
+            sa.column(name, sa.BigInteger if _type(name) == "bigint" else sa.Text)
+            for name in (*_COLUMNS, *HISTOGRAMS)
         ]
-        return _query(statement, values, columns)
+        text = sa.text(statement)
+        named = {name: value for name, value in values.items() if name in text._bindparams}
+        return Query(text.bindparams(**named).columns(*columns), lambda rows: rows)
 
-    def latencies(
-        self, values: Mapping[str, Any], wanted: LatencyChoice
-    ) -> Query[Sequence[AnyRow]]:
-        """Return the query of histograms: of all and of each hour or day if those are wanted, and
-        of groups. What a row is not cut by is null in it."""
-        read = [*([f"{self.unit} AS bucket"] if wanted.in_time else []), *wanted.by]
-        names = wanted.columns
-        added = ", ".join(f"sum({name}) AS {name}" for name in wanted.names)
-        sets = ["()", "(bucket)"] if wanted.in_time else []
-        sets += [f"({', '.join(wanted.by)})"] if wanted.by else []
-        statement = f"""
-            SELECT {", ".join(names)}, {", ".join(f"sum({n})::text AS {n}" for n in wanted.names)}
-            FROM (
-                SELECT {", ".join(read)}, {added} FROM requests_{_TABLES[self.unit]}
-                WHERE {self._read("start", "end")}
-                GROUP BY {", ".join(str(n + 1) for n in range(len(read)))}
-            ) AS once GROUP BY GROUPING SETS ({", ".join(sets)})
-        """
-        columns = [
-            sa.column(each, sa.DateTime(timezone=True) if each == "bucket" else sa.Text)
-            for each in names
-        ]
-        return _query(statement, values, [*columns, *(sa.column(n, sa.Text) for n in wanted.names)])
+    @property
+    def _reads_latencies(self) -> bool:
+        return bool(self.latencies.columns)
 
     def _now(self, table: str, sums: Mapping[str, str]) -> str:
         own, named = self._groups()
         sets = [f"({self.unit})", *([f"({', '.join(own)})"] if own else [])]
-        is_group = f"grouping({self.unit}) = 1"
-        read = (f"{is_group} AS is_group", "true AS is_now", f"{self.unit} AS bucket")
+        part = f"CASE grouping({self.unit}) WHEN 1 THEN {_GROUPS} ELSE {_BUCKETS} END AS part"
+        added = (f"{each} AS {name}" for name, each in sums.items())
         return f"""
-            SELECT {", ".join((*read, *named))}, {_listed(sums)} FROM {table}
+            SELECT {", ".join((part, f"{self.unit} AS bucket", *named, *added))} FROM {table}
             WHERE {self._read("start", "end")} GROUP BY GROUPING SETS ({", ".join(sets)})
         """
+
+    def _served(self, sums: Mapping[str, str]) -> Iterator[str]:
+        """Yield the parts that are made of `served`."""
+        wanted = self.latencies
+        hists = {name: name for name in wanted.names if self._reads_latencies}
+        whole = {name: f"sum({name})" for name in hists}
+        is_by_groups = tuple(wanted.by) == tuple(self.by)
+        for part, has_them in ((_BUCKETS, wanted.in_time), (_GROUPS, is_by_groups)):
+            listed = _listed({name: name for name in sums}, hists if has_them else {})
+            yield self._part(listed, f"served WHERE part = {part}")
+        if wanted.in_time:
+            nulls = ", ".join(f"NULL::text AS {each}" for each in self.by)
+            yield f"""
+                SELECT {_WHOLE} AS part, NULL::timestamptz AS bucket {nulls and ", " + nulls},
+                    {_listed({}, whole)} FROM served WHERE part = {_BUCKETS}
+            """
+        if wanted.by and not is_by_groups:
+            names = ", ".join(
+                each if each in wanted.by else f"NULL::text AS {each}" for each in self.by
+            )
+            yield f"""
+                SELECT {_LATENCIES} AS part, NULL::timestamptz AS bucket, {names},
+                    {_listed({}, whole)}
+                FROM served WHERE part = {_GROUPS} GROUP BY {", ".join(wanted.by)}
+            """
+
+    def _part(self, listed: str, source: str) -> str:
+        return f"SELECT {', '.join(('part', 'bucket', *self.by))}, {listed} FROM {source}"
 
     def _before(self, table: str, sums: Mapping[str, str]) -> str:
         """Return the sums of the time before: of groups where it tells money."""
         own, named = self._groups()
         grouped = bool(own) and self.compares_groups and "cost_pico" in sums
-        read = ("false AS is_now", "NULL::timestamptz AS bucket")
         where = f"FROM {table} WHERE {self._read('before', 'start')}"
         if not grouped:
-            nulls = [f"NULL AS {each}" for each in self.by]
-            return f"SELECT {', '.join(('false', *read, *nulls))}, {_listed(sums)} {where}"
-        added = ", ".join(f"sum({each}) AS {name}" for name, each in sums.items())
+            nulls = [f"NULL::text AS {each}" for each in self.by]
+            read = (f"{_BEFORE} AS part", "NULL::timestamptz AS bucket", *nulls)
+            return f"SELECT {', '.join(read)}, {_listed(sums)} {where}"
+        part = f"CASE grouping({own[0]}) WHEN 0 THEN {_GROUPS_BEFORE} ELSE {_BEFORE} END AS part"
+        added = ", ".join(f"{each} AS {name}" for name, each in sums.items())
         return f"""
-            SELECT {", ".join((f"grouping({own[0]}) = 0 AS is_group", *read, *named))},
-                {_listed({name: name for name in sums})}
+            SELECT {", ".join((part, "NULL::timestamptz AS bucket", *named))},
+                {_listed({name: f"sum({name})" for name in sums})}
             FROM (SELECT {", ".join(own)}, {added} {where} GROUP BY {", ".join(own)}) AS once
             GROUP BY GROUPING SETS ((), ({", ".join(own)}))
         """
@@ -380,46 +394,44 @@ class _Statement(msgspec.Struct, frozen=True, kw_only=True):
         return " AND ".join([*parts, *(["tag = :tag_name"] if self.is_of_tag else [])])
 
 
-def _query(
-    statement: str, values: Mapping[str, Any], columns: Sequence[sa.ColumnClause[Any]]
-) -> Query[Sequence[AnyRow]]:
-    text = sa.text(statement)
-    named = {name: value for name, value in values.items() if name in text._bindparams}
-    return Query(text.bindparams(**named).columns(*columns), lambda rows: rows)
-
-
-def _listed(sums: Mapping[str, str]) -> str:
+def _listed(sums: Mapping[str, str], hists: Mapping[str, str] = {}) -> str:
     """Return the sums of a part, and none of the others."""
-    each = {name: f"sum({sums[name]})" if name in sums else "0" for name in _COLUMNS}
-    return ", ".join(f"{value} AS {name}" for name, value in each.items())
+    known = {**sums, **hists}
+    return ", ".join(f"{known.get(name, '0')} AS {name}" for name in (*_COLUMNS, *HISTOGRAMS))
 
 
 def _type(name: str) -> str:
-    return "numeric(38, 0)" if name.endswith("_pico") else "bigint"
+    """Return the type of a sum: a text where it may be longer than 64 bits, as a driver takes long
+    to make a Decimal of a number."""
+    return "bigint" if name in _COLUMNS and not name.endswith("_pico") else "text"
 
 
 def _to_summary(window: Window, cut: _Statement, rows: Sequence[AnyRow]) -> Summary:
-    before_all = NOTHING_BEFORE
+    before_all, whole = NOTHING_BEFORE, NO_SUMS
     buckets: dict[datetime, Sums] = {}
     groups: dict[tuple[str, ...], Sums] = {}
+    latencies: dict[tuple[str, ...], Sums] = {}
     before: dict[tuple[str, ...], EarlierPeriod] = {}
-    first = 3 + len(cut.by)
+    first = 2 + len(cut.by)
     for row in rows:
-        is_group, is_now, bucket = row[:3]
-        counts: dict[str, Any] = {
-            name: int(each or 0) for name, each in zip(_COLUMNS, row[first:], strict=True)
-        }
-        names = tuple(row[3:first])
-        if not is_now:
-            earlier = EarlierPeriod(counts["num_requests"], counts["cost_pico"])
-            if is_group:
-                before[names] = earlier
-            else:
+        part, bucket, names = row[0], row[1], tuple(row[2:first])
+        if part in (_BEFORE, _GROUPS_BEFORE):
+            counts = dict(zip(_COLUMNS, row[first:], strict=False))
+            earlier = EarlierPeriod(counts["num_requests"], int(counts["cost_pico"]))
+            if part == _BEFORE:
                 before_all = earlier
-        elif is_group:
-            groups[names] = Sums(**counts)
+            else:
+                before[names] = earlier
+            continue
+        sums = _to_sums(row[first:])
+        if part == _BUCKETS:
+            buckets[bucket.astimezone(UTC)] = sums
+        elif part == _GROUPS:
+            groups[names] = sums
+        elif part == _WHOLE:
+            whole = sums
         else:
-            buckets[bucket.astimezone(UTC)] = Sums(**counts)
+            latencies[tuple(each for each in names if each is not None)] = sums
     found = [
         GroupSums(names=names, now=sums, before=before.get(names, NOTHING_BEFORE))
         for names, sums in groups.items()
@@ -431,41 +443,22 @@ def _to_summary(window: Window, cut: _Statement, rows: Sequence[AnyRow]) -> Summ
     ]
     return Summary(
         window=window,
-        now=add_up(buckets.values()),
+        now=msgspec.structs.replace(add_up(buckets.values()), **_histograms(whole)),
         before=before_all,
         buckets=buckets,
         groups=found[:MAX_GROUPS],
-        latencies={},
+        latencies=groups if tuple(cut.latencies.by) == tuple(cut.by) else latencies,
         is_billed=cut.is_billed,
     )
 
 
-def _with_latencies(summary: Summary, rows: Sequence[AnyRow], wanted: LatencyChoice) -> Summary:
-    """Add histograms to what they are of: all, the hours or days, the groups."""
-    whole: dict[str, str] = {}
-    buckets: dict[datetime, dict[str, str]] = {}
-    groups: dict[tuple[str, ...], dict[str, Any]] = {}
-    first = len(wanted.columns)
-    for row in rows:
-        found = {n: each or "0" for n, each in zip(wanted.names, row[first:], strict=True)}
-        names = tuple(row[int(wanted.in_time) : first])
-        if wanted.in_time and row[0] is not None:
-            buckets[row[0].astimezone(UTC)] = found
-        elif names and names[0] is not None:
-            groups[names] = found
-        else:
-            whole = found
-    add = msgspec.structs.replace
-    return add(
-        summary,
-        now=add(summary.now, **whole),
-        buckets={at: add(sums, **buckets.get(at, {})) for at, sums in summary.buckets.items()},
-        groups=[
-            add(each, now=add(each.now, **groups[each.names])) if each.names in groups else each
-            for each in summary.groups
-        ],
-        latencies={names: Sums(**each) for names, each in groups.items()},
-    )
+def _to_sums(values: Sequence[Any]) -> Sums:
+    counts: dict[str, Any] = dict(zip(_COLUMNS, map(int, values), strict=False))
+    return Sums(**counts, **dict(zip(HISTOGRAMS, values[len(_COLUMNS) :], strict=True)))
+
+
+def _histograms(sums: Sums) -> dict[str, str]:
+    return {name: getattr(sums, name) for name in HISTOGRAMS}
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote_plus, urlencode
 
 from litestar import Response
 
@@ -138,17 +138,18 @@ def groups_table(
     def name_of(row: GroupSums) -> str:
         return names.get(row.names[0], row.names[0]) or "none"
 
-    def parts_of(row: GroupSums) -> str | None:
-        if by not in NEXT or not row.names[0]:
-            return None
-        return request.address(by=NEXT[by], **{by: row.names[0]})
+    kept = {each: request.value(each) for each in ("project", "key", "model", "lane") if each != by}
+    query = request.range.query | {name: value for name, value in kept.items() if value}
+    listed = f"/console/requests?{urlencode(query)}"
+    parts = request.address(by=NEXT[by], **{by: None}) if by in NEXT else ""
 
-    def requests_of(row: GroupSums) -> str | None:
-        if by == "tag":
-            return None
-        kept = {name: request.value(name) for name in ("project", "key", "model", "lane")}
-        query = request.range.query | {k: v for k, v in (kept | {by: row.names[0]}).items() if v}
-        return f"/console/requests?{urlencode(query)}"
+    def parts_of(row: GroupSums) -> str | None:
+        name = row.names[0]
+        return f"{parts}&{by}={quote_plus(name)}" if parts and name else None
+
+    def requests_of(row: GroupSums) -> str:
+        name = row.names[0]
+        return f"{listed}&{by}={quote_plus(name)}" if name else listed
 
     return Table(
         f"Usage by {BY[by].lower()}",
