@@ -16,7 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.credits.balance import BALANCE
 from billing.money import Pico
-from billing.tables import TOTAL_PICO
+from billing.queries import Query, ask
+from billing.tables import TOTAL_PICO, AnyRow
 from gateway.console.formats import duration, usd
 from gateway.console.hidden import visible
 
@@ -135,14 +136,27 @@ class Attention(msgspec.Struct, frozen=True):
     """By MCP server, the digest of how it may be reached."""
 
 
+def attention_query(org: str, servers: Collection[str] = ()) -> Query[Attention]:
+    """Return the query of what waits. Its connection is of the system, for what is left of a grant
+    is hidden from tenants; each part names the organization. `servers`: those whose approved way is
+    wanted."""
+    columns = (sa.column("kind", sa.Text), sa.column("at", sa.DateTime(timezone=True)))
+    content = sa.column("content", sa.JSON)
+    asked = _QUERY.bindparams(org=org, servers=list(servers)).columns(*columns, content)
+    return Query(asked, _read)
+
+
 async def find_attention(
     conn: AsyncConnection, org: str, servers: Collection[str] = ()
 ) -> Attention:
-    """Find what waits. `conn`: of the system, for what is left of a grant is hidden from tenants;
-    each part names the organization. `servers`: those whose approved way is wanted."""
+    """Find what waits. `conn`: as of `attention_query`."""
+    return await ask(conn, attention_query(org, servers))
+
+
+def _read(rows: Sequence[AnyRow]) -> Attention:
     needs: list[TodoItem] = []
     projects, launches = {}, {}
-    for row in await conn.execute(_QUERY, {"org": org, "servers": list(servers)}):
+    for row in rows:
         if row.kind == "project":
             line = msgspec.convert(row.content, ProjectBudget)
             projects[line.id] = line

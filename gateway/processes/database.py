@@ -24,6 +24,7 @@ from billing.ledger.price_sets import (
 )
 from billing.pricing.price_book import PriceBook
 from gateway.audit.log import SETTINGS, record
+from gateway.audit.tables import entries
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.home import Home
 from gateway.installation.price_changes import record_prices
@@ -76,6 +77,7 @@ async def prepare(
         async with engine.begin() as conn:
             await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(BOOTSTRAP_LOCK)))
             await bring_up_webhooks(conn, settings)
+            await record_release(conn)
         await sync_price_book(engine, prices, note=record_prices)
         await price_what_waited(engine, redis_url, prices)
     finally:
@@ -91,6 +93,25 @@ async def prepare(
     if fresh != known:
         credentials.write(path, fresh)
     return fresh
+
+
+async def record_release(conn: AsyncConnection) -> None:
+    """Record in the operator's audit log that another release was started than before."""
+    from importlib.metadata import version
+
+    operator, release = await find_operator(conn), version("tollgate")
+    if operator is None:
+        return
+    newest = (
+        sa.select(entries.c.target)
+        .where(entries.c.org_id == operator, entries.c.action == "release.started")
+        .order_by(entries.c.sequence.desc())
+        .limit(1)
+    )
+    if await conn.scalar(newest) != release:
+        await record(
+            conn, org_id=operator, actor=SETTINGS, action="release.started", target=release
+        )
 
 
 async def take_up(

@@ -16,6 +16,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.queries import Query
+
 PAGE_ROWS = 50
 MAX_SCANNED = 20_000
 MAX_FAILED_SCANNED = 10_000
@@ -305,10 +307,11 @@ _ALL_NAMES = sa.text("""
 """)
 
 
-async def find_names(conn: AsyncConnection, org: str, ids: Iterable[str]) -> Mapping[str, str]:
-    """Return the names of projects and keys, by their ids."""
-    found = await conn.execute(_ALL_NAMES, {"org": org, "ids": sorted(ids)})
-    return {row.id: row.name for row in found}
+def names_query(org: str, ids: Iterable[str]) -> Query[Mapping[str, str]]:
+    """Return the query of the names of projects and keys, by their ids."""
+    columns = (sa.column("id", sa.Text), sa.column("name", sa.Text))
+    asked = _ALL_NAMES.bindparams(org=org, ids=sorted(ids)).columns(*columns)
+    return Query(asked, lambda rows: {row.id: row.name for row in rows})
 
 
 def _to_request(row: Any) -> FoundRequest:

@@ -114,6 +114,42 @@ function objective(figure, show) {
   };
 }
 
+// What was changed, as hairlines over the plot that the list behind it names: each leads to its entry of the audit log, and
+// shows its name under the cursor or the focus. Those that are near each other are one.
+function hairlines(figure, from) {
+  figure.querySelector(".hairlines")?.remove();
+  const listed = [...figure.querySelectorAll(".changes li[data-at]")];
+  if (!listed.length) return () => {};
+  const box = Object.assign(document.createElement("div"), { className: "hairlines" });
+  figure.querySelector(".plot").after(box);
+  return (chart) => {
+    const { left, top, width, height } = chart.over.getBoundingClientRect();
+    const outer = figure.getBoundingClientRect();
+    const lines = [];
+    for (const item of listed) {
+      const at = Math.max(from, Number(item.dataset.at));
+      const place = Math.round(chart.valToPos(at, "x"));
+      if (place < 0 || place > width) continue;
+      const near = lines.find((line) => Math.abs(line.place - place) < 24);
+      if (near) near.items.push(item);
+      else lines.push({ place, items: [item] });
+    }
+    box.replaceChildren(...lines.map(({ place, items }) => {
+      const names = items.map((item) => item.textContent.trim().replace(/\s+/g, " "));
+      const line = Object.assign(document.createElement("a"), { href: items[0].querySelector("a").href });
+      line.setAttribute("aria-label", names.join(", "));
+      line.style.left = `${left - outer.left + place}px`;
+      line.style.top = `${top - outer.top}px`;
+      line.style.height = `${height}px`;
+      const told = document.createElement("span");
+      told.append(...names.flatMap((name) => [name, document.createElement("br")]));
+      line.append(told);
+      if (place > width / 2) line.className = "to-left";
+      return line;
+    }));
+  };
+}
+
 // The names of the series, at the head of the panel: each with its sum, or, under the cursor, with its value there; a click
 // takes a series out. Without this file they are a plain legend.
 function legend(figure, series, show, whenOf) {
@@ -170,6 +206,8 @@ function draw(figure) {
   const axis = { stroke: colourOf("ink-3"), grid: { stroke: colourOf("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
   const step = times.length > 1 ? Math.min(...times.slice(1).map((at, place) => at - times[place]).filter((gap) => gap > 0)) : 3600;
   const moment = new Intl.DateTimeFormat("en-GB", { timeZone: zone, day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+  const goal = objective(figure, show);
+  const place = hairlines(figure, from);
   const names = legend(figure, series, show, (at) => moment.format(times[at] * 1000));
   const options = {
     width: plot.clientWidth || 600,
@@ -196,7 +234,8 @@ function draw(figure) {
       })),
     ],
     hooks: {
-      ...objective(figure, show),
+      ...goal,
+      draw: [...(goal.draw ?? []), place],
       setCursor: [(chart) => names.tell(chart.cursor.idx)],
       setSelect: [(chart) => {
         if (chart.select.width < 8) return;

@@ -11,15 +11,17 @@ from urllib.parse import urlencode
 import msgspec
 from litestar import Response
 
+from billing.queries import Query, ask_all
 from engine.fairness import LANE_WEIGHTS
 from gateway.console.attention import (
     Attention,
     ProjectBudget,
     TodoItem,
+    attention_query,
     changed_server,
-    find_attention,
     in_order,
 )
+from gateway.console.changes import NEEDS, Changes, changes_query
 from gateway.console.formats import SPACE, count, ms, percent
 from gateway.console.model_names import model_name
 from gateway.console.tables import Table, TableColumn
@@ -33,6 +35,7 @@ from gateway.request_log.summary import (
     LatencyChoice,
     Summary,
     Sums,
+    Window,
     add_up,
     summarize,
     window_of,
@@ -80,7 +83,9 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         )
     servers = servers_of(request)
     async with request.system_db.connect() as conn:
-        found = await find_attention(conn, request.org_id, servers)
+        found, changes = await ask_all(
+            conn, attention_query(request.org_id, servers), changes_of(request, window)
+        )
     changed = await changed_servers(request, servers, found)
     lane: Any = filters.lane or "interactive"
     slo = request.services.generation.slos.of(filters.model, lane)
@@ -93,6 +98,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         goodputs=goodputs_table(series),
         target=request.services.generation.slos.target,
         projects=projects_table(request, summary, found),
+        changes=changes,
         needs=shown_needs(
             request,
             [*down_replicas(request), *found.needs, *changed, *troubles(request, summary)],
@@ -106,6 +112,13 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         lanes=LANES,
         change=change,
     )
+
+
+def changes_of(request: ConsoleRequest, window: Window) -> Query[Changes]:
+    """Return the query of what was changed in a window; of nothing for who may not read the audit
+    log."""
+    end = window.end if request.can(NEEDS) else window.start
+    return changes_query(request.org_id, window.start, end)
 
 
 def tokens_table(series: Sequence[tuple[Any, Sums]]) -> Table:

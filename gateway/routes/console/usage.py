@@ -9,12 +9,13 @@ from urllib.parse import quote_plus, urlencode
 
 from litestar import Response
 
+from billing.queries import ask_all
 from gateway.console.formats import SPACE
 from gateway.console.model_names import model_name, server_of
 from gateway.console.tables import Table, TableColumn
 from gateway.principal import SCOPE_USAGE_READ
 from gateway.request_errors import BadField
-from gateway.request_log.search import find_names
+from gateway.request_log.search import names_query
 from gateway.request_log.summary import (
     Filters,
     Group,
@@ -26,7 +27,7 @@ from gateway.request_log.summary import (
 )
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
-from gateway.routes.console.overview import LANES, change, tokens_table
+from gateway.routes.console.overview import LANES, change, changes_of, tokens_table
 
 BY: dict[Group, str] = {
     "model": "Model",
@@ -64,7 +65,10 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         ids = {filters.project, filters.key}
         if by in ("project", "key"):
             ids |= group_names(summary.groups)
-        names = await find_names(conn, request.org_id, ids)
+        found, changes = await ask_all(
+            conn, names_query(request.org_id, ids), changes_of(request, window)
+        )
+    names = dict(found)
     models, servers = apart(summary.groups) if by == "model" else (summary.groups, [])
     if by == "model" or filters.model:
         names |= {each: model_name(each) for each in (*group_names(summary.groups), filters.model)}
@@ -77,6 +81,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         servers=servers_table(request, servers[:MAX_SHOWN]),
         by=by,
         kinds=[(name, title.lower()) for name, title in BY.items()],
+        changes=changes,
         chart=tokens_table(summary.series()),
         spend=spend_table(summary),
         now_sums=summary.now,

@@ -10,6 +10,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from gateway.audit.log import COMMAND_LINE, record
 from gateway.db import tenant
 from gateway.request_log.writer import RequestLog
 from gateway.routes.console import requests
@@ -51,6 +52,31 @@ def test_a_figure_leads_to_its_parts_and_to_its_requests(
     assert "Why the cache stopped" in tab.inner_text("main")
     tab.go_back()
     tab.wait_for_url(re.compile("model=penny"))
+
+
+def test_what_was_changed_is_a_line_over_the_charts(visit: Visit, console: ConsoleServer) -> None:
+    org = console.little
+
+    async def change() -> None:
+        async with tenant(console.services.db, org.id) as conn:
+            for name in ("<b>one</b>", "two"):
+                await record(
+                    conn, org_id=org.id, actor=COMMAND_LINE, action="plan.updated", target=name
+                )
+
+    console.call(change)
+    for page in ("overview", "usage"):
+        tab = visit("little", "owner", f"/console/{page}")
+        line = tab.locator("figure.chart .hairlines a").first
+        line.focus()
+        assert "plan <b>one</b> changed" in line.inner_text() and "plan two" in line.inner_text()
+        tab.locator("figure.chart summary").first.click()
+        listed = tab.locator("figure.chart .changes").first
+        assert "plan two changed" in listed.inner_text()
+        line.press("Enter")
+        tab.wait_for_url(re.compile("/console/audit/"))
+    tab = visit("little", "reader", "/console/overview")
+    assert tab.locator("figure.chart .hairlines a").count() == 0, "they may not read the log"
 
 
 def test_what_each_request_cost_is_in_sight(visit: Visit) -> None:
