@@ -65,7 +65,14 @@ _ORGS_OF_DOMAIN = sa.text("""
     WHERE EXISTS (
         SELECT FROM users WHERE org_id = org
             AND split_part(email, '@', 2) = :domain AND archived_at IS NULL
-    ) LIMIT 2
+    ) LIMIT :limit
+""")
+MAX_ORGS_OF_DOMAIN = 8
+"""If more have users with addresses of one domain, the name is asked: it is one of the large
+providers of mail."""
+_ORGS_OF_EMAIL = sa.text("""
+    SELECT DISTINCT org_id FROM users
+    WHERE email = :email AND archived_at IS NULL AND org_id = ANY (CAST(:orgs AS text[]))
 """)
 
 T = TypeVar("T")
@@ -73,6 +80,16 @@ T = TypeVar("T")
 
 class LoginRefused(Exception):
     """The login failed. The text is for the log; its user reads no reason."""
+
+
+class OtherOrganization(Exception):
+    """The address that the issuer has verified has its account elsewhere, as far as the issuer is
+    trusted there, too. `issuers`: as they are listed there, by the organization's name; none: it
+    has none, and nobody can say where it should get one."""
+
+    def __init__(self, listed: Sequence[ListedIssuer], request: str) -> None:
+        super().__init__(f"{len(listed)} organizations")
+        self.listed, self.request = listed, request
 
 
 class LoginState(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +101,9 @@ class LoginState(msgspec.Struct, frozen=True, kw_only=True):
     request: str
     browser: str
     """The digest of the browser's cookie."""
+    finds_org: bool = False
+    """It was begun by an address of a domain that several organizations know: which it is tells the
+    address that the issuer has verified."""
     expires_at: float
 
 
@@ -153,9 +173,10 @@ class ExternalLogin:
         AuthUnavailable."""
         return list(dict.fromkeys(each.issuer.org_id for each in await self._logins()))
 
-    async def logins_by_email(self, conn: AsyncConnection, email: str) -> list[Issuer]:
-        """Return the issuers of the one org that has both, a user with an address of this domain
-        and issuers through which they sign in; none where there are several or no such orgs.
+    async def logins_by_email(self, conn: AsyncConnection, email: str) -> tuple[list[Issuer], bool]:
+        """Return the issuers of the orgs that have both, a user with an address of this domain and
+        issuers through which they sign in; none where there are too many or no such orgs. True:
+        there are several orgs, and the issuers are one of each; `finish` finds the org.
 
         The domain alone decides, so nothing tells whether the address itself is known. `conn` sees
         all orgs. Raises: AuthUnavailable.
@@ -163,20 +184,27 @@ class ExternalLogin:
         try:
             domain = check_email(email).rpartition("@")[2]
         except InvalidField:
-            return []
-        of = {"domain": domain, "orgs": await self.orgs_with_logins()}
-        found = list(await conn.scalars(_ORGS_OF_DOMAIN, of))
-        return await self.logins_of(found[0]) if len(found) == 1 else []
+            return [], False
+        of: dict[str, Any] = {"domain": domain, "orgs": await self.orgs_with_logins()}
+        found = set(await conn.scalars(_ORGS_OF_DOMAIN, of | {"limit": MAX_ORGS_OF_DOMAIN + 1}))
+        if len(found) > MAX_ORGS_OF_DOMAIN:
+            return [], False
+        listed = [each.issuer for each in await self._logins() if each.issuer.org_id in found]
+        if len(found) < 2:
+            return listed, False
+        return [*{each.issuer: each for each in listed}.values()], True
 
     async def _logins(self) -> list[ListedIssuer]:
         listed = (await self._directory.snapshot()).by_id.values()
         return [each for each in listed if each.issuer.client_id is not None]
 
-    async def start(self, issuer_id: str, *, request: str, browser: str) -> str:
+    async def start(
+        self, issuer_id: str, *, request: str, browser: str, finds_org: bool = False
+    ) -> str:
         """Return the URL at the issuer to redirect the browser to.
 
         `browser`: its cookie. `request`: the query of our own authorization request, which comes
-        back with the callback; our endpoint reads it again.
+        back with the callback; our endpoint reads it again. `finds_org`: as `LoginState` has it.
 
         Raises: LoginRefused, AuthUnavailable.
         """
@@ -196,6 +224,7 @@ class ExternalLogin:
             request=request,
             browser=digest(browser),
             expires_at=self._wall_clock() + LOGIN_S,
+            finds_org=finds_org,
         )
         parameters = {
             "response_type": "code",
@@ -218,12 +247,13 @@ class ExternalLogin:
         browser: str,
         sign_in: Callable[[AsyncConnection, str, str], Awaitable[T]],
         actor: Callable[[str], Actor],
+        system_db: AsyncEngine,
     ) -> CompletedLogin:
         """Check the issuer's redirect back to us, and sign the user in.
 
         `callback`: its query. `sign_in` is called with org and user, in the transaction that uses
-        the state up. `actor` makes the audit log's actor of a user's id.
-        Raises: LoginRefused, AuthUnavailable.
+        the state up. `actor` makes the audit log's actor of a user's id. `system_db` sees all orgs.
+        Raises: LoginRefused, OtherOrganization, AuthUnavailable.
         """
         if any(sum(name == each for name, _ in callback) > 1 for each in UNREPEATABLE):
             raise LoginRefused("a parameter is repeated")
@@ -246,7 +276,28 @@ class ExternalLogin:
         claims = await self._verify(issuer, tokens.id_token, begun)
         if "email" not in claims:
             claims |= await self._read_userinfo(discovered, tokens, claims["sub"])
+        if begun.finds_org:
+            await self._check_org(issuer, claims, begun.request, system_db)
         return await self._sign_in(issuer, claims, begun, state, sign_in, actor)
+
+    async def _check_org(
+        self, issuer: Issuer, claims: Mapping[str, Any], request: str, system_db: AsyncEngine
+    ) -> None:
+        """Check that the address which the issuer has verified has its account in the issuer's own
+        org. Another org may let in others through its own client there: so its own is asked, and
+        nobody is signed in by this one. Raises: OtherOrganization."""
+        email = claims.get("email")
+        if not isinstance(email, str) or claims.get("email_verified") is not True:
+            return  # who is known by their subject is signed in, and nobody else
+        same = [each for each in await self._logins() if each.issuer.issuer == issuer.issuer]
+        async with system_db.connect() as conn:
+            orgs = [each.issuer.org_id for each in same]
+            named = {"email": email.strip().lower(), "orgs": orgs}
+            found = set(await conn.scalars(_ORGS_OF_EMAIL, named))
+        if found == {issuer.org_id} or not (found or len(set(orgs)) > 1):
+            return
+        theirs = {each.issuer.org_id: each for each in same if each.issuer.org_id in found}
+        raise OtherOrganization(sorted(theirs.values(), key=lambda each: each.org_name), request)
 
     async def _issuer(self, issuer_id: str) -> Issuer:
         listed = (await self._directory.snapshot()).by_id.get(issuer_id)

@@ -14,9 +14,9 @@ from litestar import Request, Response, get
 from litestar.params import FromPath
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.auth.federation.external_login import LoginRefused
+from gateway.auth.federation.external_login import LoginRefused, OtherOrganization
 from gateway.auth.login.login import SignedIn
-from gateway.routes.oauth.login import onward
+from gateway.routes.oauth.login import FINDS_ORG, ask_org, choose_org, onward
 from gateway.routes.shared.access import PUBLIC
 from gateway.routes.shared.browser import (
     auth_of,
@@ -54,9 +54,14 @@ def refused(error: LoginRefused) -> Response[bytes]:
 @get(START, opt=PUBLIC, include_in_schema=False)
 async def start(request: Request[Any, Any, Any], issuer_id: FromPath[str]) -> Response[bytes]:
     auth, browser = auth_of(request), await open_browser(request)
+    query = query_of(request)
+    finds_org = query.partition("&")[0] == FINDS_ORG
     try:
         url = await auth.external.start(
-            issuer_id, request=query_of(request), browser=browser.cookie
+            issuer_id,
+            request=query.removeprefix(FINDS_ORG).removeprefix("&") if finds_org else query,
+            browser=browser.cookie,
+            finds_org=finds_org,
         )
     except LoginRefused as error:
         return refused(error)
@@ -80,7 +85,15 @@ async def callback(request: Request[Any, Any, Any], issuer_id: FromPath[str]) ->
             browser=browser.cookie,
             sign_in=sign_in,
             actor=browser.where.actor,
+            system_db=auth.system_db,
         )
+    except OtherOrganization as elsewhere:
+        if not elsewhere.listed:
+            return await ask_org(auth, browser, elsewhere.request)
+        if len(elsewhere.listed) == 1:
+            own = elsewhere.listed[0].issuer
+            return redirect(f"/oauth/external/{own.id}/start?{elsewhere.request}")
+        return choose_org(auth, browser, elsewhere.listed, elsewhere.request)
     except LoginRefused as error:
         return refused(error)
     except ValueError as error:

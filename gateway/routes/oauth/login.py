@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 import sqlalchemy as sa
@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 
 from gateway.audit.errors import CredentialInAudit
 from gateway.auth.errors import AuthUnavailable
+from gateway.auth.federation.issuer_directory import ListedIssuer
 from gateway.auth.federation.issuers import Issuer
 from gateway.auth.login.login import OrgChoice, SignedIn, WrongCredentials
 from gateway.auth.login.passwords import MIN_LENGTH, PasswordsBusy
@@ -57,6 +58,8 @@ ACCOUNT = "/oauth/account"
 ADMIN_KEYS = ACCOUNT + "/admin-keys"
 BACK = re.compile(r"next=([A-Za-z0-9%._~-]{1,6000})", re.ASCII)
 """The query of somebody whom a page of the console sent here, with its address."""
+FINDS_ORG = "find_org=1"
+"""Begins the query of a login through a provider that is to tell whose account it is."""
 UPSTREAM = re.compile(r"upstream=([a-z0-9-]{1,24})(&for=tenant)?", re.ASCII)
 """The query of somebody who is to sign in at a server of the MCP bridge (`upstream_consent`)."""
 PASSWORD_CHANGED = "password-changed"
@@ -67,6 +70,7 @@ WRONG_PAIR = "The address or the password is wrong."
 TOO_LATE = "That took too long, or the password was changed. Sign in again."
 CHANGED = "Your password was changed."
 NO_PROVIDER = "No organization of this name signs in through a provider."
+NO_ACCOUNT = "This address has no account yet. Name the organization that it should be of."
 BUSY = "Too many people sign in at the moment. Try again shortly."
 EACH_FINDS = AttemptLimit(name="address", free=20, first_s=1.0, longest_s=300.0, lifetime_s=900.0)
 ALL_FIND = AttemptLimit(name="all", free=10_000, first_s=1.0, longest_s=60.0, lifetime_s=600.0)
@@ -88,6 +92,8 @@ class Occasion(msgspec.Struct, frozen=True, kw_only=True):
     """Name and address of each external provider of the org."""
     finds_providers: bool = False
     """Several organizations have some, and nobody has said which it is."""
+    has_several: bool = False
+    """The providers are those of organizations where somebody has accounts, by their names."""
 
     @property
     def location(self) -> str:
@@ -173,8 +179,37 @@ async def read_providers(
         return (), False  # the page has other ways in
 
 
-def to_providers(found: Sequence[Issuer], query: str) -> tuple[tuple[str, str], ...]:
-    return tuple((each.name, f"/oauth/external/{each.id}/start?{query}") for each in found)
+def to_providers(
+    found: Sequence[Issuer], query: str, *, finds_org: bool = False
+) -> tuple[tuple[str, str], ...]:
+    """Return the name and address of each. `finds_org`: they are of several organizations, and
+    named by their hosts; the names that those gave them are for who belongs there."""
+    if not finds_org:
+        return tuple((each.name, start_of(each, query)) for each in found)
+    query = f"{FINDS_ORG}&{query}" if query else FINDS_ORG
+    return tuple((urlsplit(each.issuer).netloc, start_of(each, query)) for each in found)
+
+
+def start_of(issuer: Issuer, query: str) -> str:
+    return f"/oauth/external/{issuer.id}/start?{query}"
+
+
+async def ask_org(auth: Authorization, browser: Browser, query: str) -> Response[bytes]:
+    """Ask somebody for their organization who has come back from a provider and has no account."""
+    try:
+        occasion = await read_occasion(auth, query)
+    except AuthorizationRefused as refused:
+        return refuse(auth, refused)
+    return login_page(auth, browser, occasion, problem=NO_ACCOUNT, asks_org=True, status=403)
+
+
+def choose_org(
+    auth: Authorization, browser: Browser, listed: Sequence[ListedIssuer], query: str
+) -> Response[bytes]:
+    """Let somebody choose who has come back from a provider and has accounts in several
+    organizations."""
+    found = tuple((each.org_name, start_of(each.issuer, query)) for each in listed)
+    return login_page(auth, browser, Occasion(query=query, providers=found, has_several=True))
 
 
 def login_page(
@@ -197,6 +232,7 @@ def login_page(
         choices=choices,
         asks_org=asks_org,
         finds_providers=occasion.finds_providers,
+        has_several=occasion.has_several,
         status=status,
         headers=headers,
         destinations=() if occasion.destination is None else (occasion.destination,),
@@ -262,25 +298,26 @@ async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
 async def find_provider(
     auth: Authorization, browser: Browser, occasion: Occasion, *, org: str, email: str
 ) -> Response[bytes]:
-    """Show the providers of the organization that somebody names, or of the only one that knows the
-    domain of their address; else ask for its name. Nothing here depends on whether it knows the
-    address itself."""
+    """Show the providers of the organization that somebody names, or of those that know the domain
+    of their address: of several, the address that the provider then verifies tells which. Where
+    none is found, ask for its name. Nothing here depends on whether it knows the address itself."""
     typed: dict[str, Any] = {"org": org, "email": email}
     try:
         await auth.throttle.count(
             "provider", address=browser.where.address, each=EACH_FINDS, all_=ALL_FIND
         )
+        finds_org = False
         if org:
             found = await auth.external.logins_of_named(org)
         else:
             async with auth.system_db.connect() as conn:
-                found = await auth.external.logins_by_email(conn, email)
+                found, finds_org = await auth.external.logins_by_email(conn, email)
     except (TooManyAttempts, RedisError, OSError, AuthUnavailable) as error:
         return login_page(auth, browser, occasion, **typed, **explain(error, wrong=NO_PROVIDER))
     if not found:
         problem = NO_PROVIDER if org else None
         return login_page(auth, browser, occasion, **typed, problem=problem, asks_org=True)
-    providers = to_providers(found, occasion.query)
+    providers = to_providers(found, occasion.query, finds_org=finds_org)
     occasion = msgspec.structs.replace(occasion, providers=providers)
     return login_page(auth, browser, occasion, **typed)
 

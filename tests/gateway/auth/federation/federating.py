@@ -58,7 +58,7 @@ class World:
     """Two tenants, one issuer, and what authenticates its tokens."""
 
     def __init__(self, db: AsyncEngine, system_db: AsyncEngine, redis: redis.asyncio.Redis) -> None:
-        self.db = db
+        self.db, self.system_db = db, system_db
         self.redis = redis
         self.cipher = Cipher(a_secret("s1"), CIPHER_PURPOSE)
         self.far_end = FarEnd()

@@ -117,6 +117,7 @@ class LoginFlow:
             browser=browser,
             sign_in=sign_in,
             actor=by,
+            system_db=self.world.system_db,
         )
 
     async def refused(self, asked: dict[str, str], match: str | None = None, **more: Any) -> None:
@@ -471,6 +472,7 @@ async def test_a_session_that_cannot_begin_leaves_the_answer_unused(desk: LoginF
             browser=BROWSER,
             sign_in=broken,
             actor=by,
+            system_db=desk.world.system_db,
         )
     assert (await desk.finish(asked)).request == "client_id=x"
 

@@ -3,6 +3,7 @@ tells whether the address itself is known."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
+from gateway.auth.federation import external_login
 from gateway.auth.federation.issuers import CIPHER_PURPOSE, Rules, archive_issuer, create_issuer
 from gateway.auth.tables import issuers
 from gateway.secret import Cipher
@@ -139,14 +141,24 @@ async def test_the_answer_is_the_same_for_an_address_that_nobody_has(
     assert len(questions[0]) == 1 and questions[0] == questions[1]
 
 
-async def test_the_name_is_asked_where_several_or_none_know_the_domain(
-    browser: httpx.AsyncClient, ada: Tenant, other: Tenant, providers: Providers, db: AsyncEngine
+async def test_the_name_is_asked_where_none_or_too_many_know_the_domain(
+    browser: httpx.AsyncClient,
+    ada: Tenant,
+    other: Tenant,
+    providers: Providers,
+    db: AsyncEngine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     domain = ada.email.partition("@")[2]
     for email in ("who@nowhere.example", "no address", "", "a@b@c", "é" * 400):
         shown = (await asked(browser, email=email)).text
         assert ASKS in shown and "/oauth/external/" not in shown
     await make_user(db, other.org_id, f"bo@{domain}", role="reader")
+    both = (await asked(browser, email=ada.email)).text
+    assert {f"{each.org_id}.example.com" for each in (ada, other)} == set(
+        re.findall("Sign in with ([a-z0-9_.]+)</a>", both)
+    ), "the provider tells which"
+    monkeypatch.setattr(external_login, "MAX_ORGS_OF_DOMAIN", 1)
     assert ASKS in (await asked(browser, email=ada.email)).text
     for name in (ada.org_name, ada.org_id):
         shown = await asked(browser, email=ada.email, org=f" {name} ")
