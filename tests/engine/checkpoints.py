@@ -177,15 +177,30 @@ def save(name: str, folder: Path, *, max_shard_size: str = "1GB") -> Path:
     return folder
 
 
-@torch.inference_mode()
 def generate(name: str, prompt: Sequence[int], max_tokens: int) -> list[int]:
     """The greedy continuation, EOS or not."""
+    return list(_generate(name, tuple(prompt), max_tokens))
+
+
+@cache
+@torch.inference_mode()
+def _generate(name: str, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
     output = build(name).generate(
-        torch.tensor([list(prompt)]),
+        torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
         generation_config=transformers.GenerationConfig(max_new_tokens=max_tokens, do_sample=False),
     )
-    return output[0, len(prompt) :].tolist()
+    found: list[int] = output[0, len(prompt) :].tolist()
+    return found
+
+
+@torch.inference_mode()
+def repeat(name: str, prompt: Sequence[int], text: Sequence[int]) -> list[int]:
+    """The greedy token after each prefix of `text` behind its prompt, in one pass instead of one a
+    token: `text` itself if it is what `generate` returns."""
+    rows = build(name)(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1]
+    found: list[int] = rows.argmax(dim=-1).tolist()
+    return found
 
 
 @torch.inference_mode()

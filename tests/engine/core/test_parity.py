@@ -67,11 +67,6 @@ def prompts() -> list[list[int]]:
     return own + [shared + own[i][:20] for i in range(6)]
 
 
-@cache
-def expected(name: str) -> list[list[int]]:
-    return [checkpoints.generate(name, prompt, NUM_TOKENS) for prompt in prompts()]
-
-
 def start(folder: Path, **changes: Any) -> EngineCore:
     options: dict[str, Any] = {"num_blocks": 400, "dtype": "float32"}
     return EngineCore(EngineConfig(model=folder, **(options | changes)))
@@ -109,7 +104,10 @@ def test_a_batch_of_17_continues_as_transformers_does(
 ) -> None:
     core = start(folders[name], **SETTINGS[setting])
     outputs = run(core, [greedy(i, prompt) for i, prompt in enumerate(prompts())])
-    assert [text(outputs[str(i)]) for i in range(17)] == expected(name)
+    for i, prompt in enumerate(prompts()):
+        continued = text(outputs[str(i)])
+        assert len(continued) == NUM_TOKENS
+        assert continued == checkpoints.repeat(name, prompt, continued)
     assert (core.status().num_preemptions > 0) == setting.startswith("preempted")
     assert core.status().num_free_blocks == core.resolved.num_blocks
     said = {token_id for out in outputs.values() for token_id in text(out)}
@@ -121,7 +119,8 @@ def test_alone_and_then_from_the_cache(name: str, folders: dict[str, Path]) -> N
     for repetition in range(2):
         for i, prompt in enumerate(prompts()[4:9], start=4):
             outputs = run(core, [greedy(i, prompt)])[str(i)]
-            assert text(outputs) == expected(name)[i]
+            assert text(outputs) == checkpoints.repeat(name, prompt, text(outputs))
+            assert len(text(outputs)) == NUM_TOKENS
             cached = outputs[-1].usage.cached_tokens
             full_blocks = (len(prompt) - 1) // BLOCK_SIZE
             assert cached == (full_blocks * BLOCK_SIZE if repetition else 0)
@@ -141,18 +140,24 @@ def test_logits_agree(name: str, folders: dict[str, Path]) -> None:
     scheduler = start_scheduler(model.config.sliding_window)
     for i, prompt in enumerate(prompts()):
         scheduler.add(greedy(i, prompt, max_tokens=6))
+    sampled: dict[str, list[tuple[Any, int, torch.Tensor]]] = {}
     while scheduler.has_unfinished():
         output = scheduler.schedule()
         rows, logits = runner.logits(output)
         seqs = [row.seq for row in rows]
         for seq, row in zip(seqs, logits, strict=True):
-            reference = checkpoints.logits(name, seq.token_ids)[-1]
-            torch.testing.assert_close(row, reference, rtol=0, atol=TOLERANCE)
+            sampled.setdefault(seq.request_id, []).append((seq, len(seq.token_ids), row.clone()))
         chosen = logits.argmax(dim=-1).tolist()
         scheduler.update(
             output,
             {(s.request_id, s.index): [(t, None)] for s, t in zip(seqs, chosen, strict=True)},
         )
+    assert len(sampled) == len(prompts())
+    for seen in sampled.values():
+        assert len(seen) == 6
+        reference = checkpoints.logits(name, seen[-1][0].token_ids)
+        for _, length, row in seen:
+            torch.testing.assert_close(row, reference[length - 1], rtol=0, atol=TOLERANCE)
 
 
 def start_scheduler(sliding_window: int | None) -> Scheduler:
@@ -175,8 +180,9 @@ def test_a_long_text_through_a_small_window(folders: dict[str, Path]) -> None:
     prompt = prompts()[8]
     outputs = run(core, [greedy(0, prompt, 300), greedy(1, prompt[:50], 300)])
     for i, length in ((0, len(prompt)), (1, 50)):
-        wanted = checkpoints.generate("mistral_window", prompt[:length], 300)
-        assert text(outputs[str(i)]) == wanted
+        said = text(outputs[str(i)])
+        assert len(said) == 300
+        assert said == checkpoints.repeat("mistral_window", prompt[:length], said)
 
 
 @given(data=st.data())
