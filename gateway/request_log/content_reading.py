@@ -1,6 +1,9 @@
 """Finds the texts of one request, for who may read them, and the place in them at which the cache
 stopped.
 
+Each reading is in the organization's audit log, noted in the transaction that reads: who, and of
+which request, never a text.
+
 A prompt is compared with those that the same key asked the same model shortly before: the one that
 is longest the same is what it broke off from. That is a look at texts as they are stored, no word
 of the engine, which names positions in tokens alone.
@@ -18,6 +21,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.audit.log import Actor, record
 from gateway.columns import UNREADABLE
 from gateway.permissions import SCOPE_CONTENT, may
 from gateway.principal import Principal
@@ -46,14 +50,35 @@ def may_read(principal: Principal, project_id: str) -> bool:
 
 
 async def find_content(
-    conn: AsyncConnection, cipher: Cipher, org: str, request_id: str
+    conn: AsyncConnection, cipher: Cipher, org: str, request_id: str, *, reader: Actor
 ) -> RequestContent | None:
-    """Return the texts of a request; None: none are stored. `conn`: sees the org's rows."""
+    """Return the texts of a request, and note who reads them; None: none are stored. Last in the
+    transaction of `conn`, which sees the org's rows."""
     digits = read_id(request_id)
     if digits is None:
         return None
     row = (await conn.execute(_select().where(*_is(org, digits)))).mappings().one_or_none()
-    return None if row is None else _open(cipher, row)
+    content = None if row is None else _open(cipher, row)
+    if row is not None and content is not None:
+        await _note_reading(conn, row, reader)
+    return content
+
+
+async def _note_reading(
+    conn: AsyncConnection, row: sa.RowMapping, reader: Actor, parted: PromptBreak | None = None
+) -> None:
+    """Note that the texts of a request are read, and some words of an earlier one where it is
+    compared with that."""
+    shown = {} if parted is None else {"compared_with": parted.compared_with}
+    await record(
+        conn,
+        org_id=row["org"],
+        actor=reader,
+        action="request.content.read",
+        target=f"req_{row['id'].hex}",
+        after=shown or None,
+        project_id=row["project"],
+    )
 
 
 def _select() -> sa.Select[Any]:
@@ -177,10 +202,17 @@ class ExplainedContent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def explain_content(
-    conn: AsyncConnection, cipher: Cipher, org: str, request_id: str, *, compares: bool
+    conn: AsyncConnection,
+    cipher: Cipher,
+    org: str,
+    request_id: str,
+    *,
+    compares: bool,
+    reader: Actor,
 ) -> ExplainedContent | None:
-    """Return the texts of a request, in one query; None: none are stored. `compares`: look for the
-    place at which it parts from earlier requests."""
+    """Return the texts of a request, found in one query, and note who reads them, last in the
+    transaction; None: none are stored. `compares`: look for the place at which it parts from
+    earlier requests."""
     digits = read_id(request_id)
     if digits is None:
         return None
@@ -194,12 +226,11 @@ async def explain_content(
     rows = (await conn.execute(wanted)).mappings().all()
     this = next((row for row in rows if row["id"].hex == digits), None)
     content = None if this is None else _open(cipher, this)
-    if content is None:
+    if this is None or content is None:
         return None
-    return ExplainedContent(
-        content=content,
-        parted=_nearest_break(cipher, content, [row for row in rows if row is not this]),
-    )
+    parted = _nearest_break(cipher, content, [row for row in rows if row is not this])
+    await _note_reading(conn, this, reader, parted)
+    return ExplainedContent(content=content, parted=parted)
 
 
 def _earlier(org: str, digits: str) -> sa.Select[Any]:

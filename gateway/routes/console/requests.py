@@ -347,6 +347,7 @@ async def show_content(request: ConsoleRequest) -> Response[bytes]:
             request.org_id,
             row.id,
             compares=row.cache_cause == "changed",
+            reader=request.actor,
         )
     return request.render("request_content", row=row, found=found, address=address_of(row))
 

@@ -1,7 +1,8 @@
 """Shows the texts of one request, where its project stores them: GET /v1/requests/{id}/content.
 
 For keys with `admin:content`, in people's hands for owners and admins of the organization and for
-owners of the project. Others are told that there are texts, never what they say.
+owners of the project; each reading is in the audit log. Others are told that there are texts, never
+what they say.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gateway.principal import SCOPE_USAGE_READ
 from gateway.request_log.content import RequestContent
 from gateway.request_log.content_reading import find_content, may_read
 from gateway.request_log.search import find_request
-from gateway.routes.shared.access import AuthenticatedRequest, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import ErrorEnvelope, RouteGroup
 from gateway.tenancy.errors import NotFound
@@ -50,7 +51,9 @@ async def content(request: AuthenticatedRequest, request_id: FromPath[str]) -> R
             raise NotFound("request_id", "no texts are stored of such a request")
         if not may_read(request.user, row.project):
             raise MissingScope(SCOPE_CONTENT)
-        texts = await find_content(conn, found.content_log.cipher, org_id, row.id)
+        texts = await find_content(
+            conn, found.content_log.cipher, org_id, row.id, reader=actor_of(request)
+        )
     if texts is None:
         raise NotFound("request_id", "no texts are stored of such a request")
     view = ContentView(

@@ -175,6 +175,9 @@ def test_texts_are_shown_to_who_may_read_them_as_what_they_are(
     assert tab.locator("#texts .break .hit mark").count() == 2, "what nobody sees is marked"
     assert "in block 56" in tab.inner_text("main")
     assert "\u202e" not in shown and "You are kind.\\u{202E} It is" in shown
+    with httpx.Client(base_url=console.url, cookies=sessions("much", "admin")) as admin:
+        audited = admin.get("/console/audit").text
+    assert "request.content.read" in audited and "You are kind." not in audited
     with asked(console, sessions, "much") as reader:
         page = reader.get(address).text
         assert "Owners and admins of the organization" in page and "Be brief" not in page

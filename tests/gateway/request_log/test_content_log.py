@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.app.sealed_rows import reseal
+from gateway.audit.log import Actor
 from gateway.columns import UNREADABLE
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.generate_request import ChatPrompt
@@ -29,6 +30,7 @@ from tests.gateway.request_log.making import ORG, OTHER, new_row
 from tests.gateway.request_log.test_content import asks, captured, user
 
 SECRET = a_secret("k1")
+READER = Actor(kind="user", id="session_1", on_behalf_of="user_1")
 TEXT = "a-very-secret-prompt " * 20
 """Longer than what zlib leaves as it is."""
 
@@ -57,7 +59,7 @@ class Texts:
 
     async def find(self, org: str, request_id: str) -> RequestContent | None:
         async with tenant(self.app_db, org) as conn:
-            return await find_content(conn, Cipher(SECRET, PURPOSE), org, request_id)
+            return await find_content(conn, Cipher(SECRET, PURPOSE), org, request_id, reader=READER)
 
 
 @pytest.fixture
@@ -202,7 +204,7 @@ async def test_texts_are_sealed_anew_under_another_secret(texts: Texts) -> None:
     done = await reseal(texts.system_db, rotated)
     assert (done.num_sealed, done.unreadable) == (1, [])
     async with tenant(texts.app_db, ORG) as conn:
-        found = await find_content(conn, Cipher(rotated, PURPOSE), ORG, row.id)
+        found = await find_content(conn, Cipher(rotated, PURPOSE), ORG, row.id, reader=READER)
     assert found is not None and found.messages == (user(TEXT),)
 
 

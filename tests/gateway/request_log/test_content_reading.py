@@ -7,9 +7,11 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.audit.tables import entries
 from gateway.cache_report.rows import ReportCounts, RowId, write
 from gateway.db import tenant
 from gateway.request_log.content import RequestContent, StoredMessage
@@ -25,7 +27,7 @@ from gateway.request_log.writer import RequestLog
 from gateway.secret import Cipher
 from gateway.wire.usage.cache_report import Break
 from tests.gateway.request_log.making import ORG, OTHER, new_row
-from tests.gateway.request_log.test_content_log import SECRET, Texts, said, texts
+from tests.gateway.request_log.test_content_log import READER, SECRET, Texts, said, texts
 
 __all__ = ["texts"]
 
@@ -112,16 +114,28 @@ async def test_the_earlier_prompt_that_is_longest_the_same_is_found(texts: Texts
     await texts.log.close()
     cipher = Cipher(SECRET, PURPOSE)
     async with tenant(texts.app_db, ORG) as conn:
-        found = await explain_content(conn, cipher, ORG, rows["this"].id, compares=True)
-        alone = await explain_content(conn, cipher, ORG, rows["this"].id, compares=False)
+        this = rows["this"].id
+        found = await explain_content(conn, cipher, ORG, this, compares=True, reader=READER)
+        alone = await explain_content(conn, cipher, ORG, this, compares=False, reader=READER)
         row = await find_request(conn, ORG, rows["this"].id)
         none = await find_request(conn, ORG, without.id)
-        assert await explain_content(conn, cipher, ORG, without.id, compares=True) is None
+        nothing = await explain_content(conn, cipher, ORG, without.id, compares=True, reader=READER)
+        assert nothing is None
+        noted = (await conn.execute(sa.select(entries).order_by(entries.c.sequence))).mappings()
+        readings = [each for each in noted.all() if each["action"] == "request.content.read"]
     assert found is not None and found.parted is not None
     assert found.parted.compared_with == f"req_{rows['near'].id}"
     assert (found.parted.now, found.parted.before) == ("Monday.", "Sunday.")
     assert found.parted.same == "You are kind. Today is "
     assert alone is not None and alone.parted is None and alone.content == found.content
+    assert [(each["target"], each["project_id"], each["after"]) for each in readings] == [
+        (f"req_{this}", "proj_1", f'{{"compared_with":"req_{rows["near"].id}"}}'),
+        (f"req_{this}", "proj_1", None),
+    ], "each reading once, and none of what is not there"
+    assert {(each["actor_id"], each["on_behalf_of"]) for each in readings} == {
+        ("session_1", "user_1")
+    }
+    assert "kind" not in str(readings).replace("actor_kind", "")
     assert row is not None and row.has_content and none is not None and not none.has_content
 
 

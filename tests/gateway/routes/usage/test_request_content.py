@@ -228,8 +228,22 @@ def test_texts_are_for_who_may_read_them(worker: Running, key: str) -> None:
     assert HOSTILE not in refused.text
     assert get(worker, request_id, key).status_code == 403, "not even who asked"
     reads = worker.run(worker.new_key(["usage:read", "admin:content"]))
+    before = num_readings(worker, request_id)
     assert get(worker, request_id, reads).status_code == 200
+    assert num_readings(worker, request_id) == before + 1, "each reading is audited"
     assert get(worker, "req_" + "0" * 32).status_code == get(worker, "x").status_code == 404
+
+
+def num_readings(worker: Running, request_id: str) -> int:
+    """Count the readings of a request's texts that the audit log has, which tells no text."""
+    found = worker.session.get(
+        f"{worker.url}/v1/organization/audit_logs",
+        params={"limit": 100, "event_types[]": "request.content.read"},
+        headers={"authorization": f"Bearer {worker.everything}"},
+        timeout=TIMEOUT_S,
+    )
+    assert found.status_code == 200 and HOSTILE not in found.text
+    return sum(request_id in json.dumps(entry) for entry in found.json()["data"])
 
 
 def test_the_setting_is_a_projects_is_audited_and_excludes_zero_retention(worker: Running) -> None:
