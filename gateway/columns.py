@@ -115,8 +115,8 @@ class SealedRows(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one step of a walk."""
 
     num_sealed: int
-    unreadable: list[str]
-    """The rows that do not open."""
+    unreadable: dict[str, str]
+    """The rows that do not open, and why."""
     last: tuple[Any, ...] | None
     """The key to go on behind; None: the walk is over."""
 
@@ -134,17 +134,15 @@ async def seal_some(
     sealed under an older secret. Rows that somebody else holds are left for the next walk."""
     table = found.table
     key = [column.name for column in table.primary_key.columns]
+    wanted = _wanted(found, cipher, is_rotation=is_rotation)
     names = dict.fromkeys((*key, *found.place, *found.columns, found.secret))
-    wanted = found.is_unsealed
-    if is_rotation:
-        wanted = sa.or_(wanted, table.c[found.secret] != cipher.current_id)
     asked = sa.select(*(table.c[name] for name in names)).where(wanted)
     keys = sa.tuple_(*(table.c[name] for name in key))
     if after is not None:
         asked = asked.where(keys > after)
     asked = asked.order_by(*(table.c[name] for name in key)).limit(most)
     rows = (await conn.execute(asked.with_for_update(skip_locked=True))).all()
-    num_sealed, unreadable = 0, list[str]()
+    num_sealed, unreadable = 0, dict[str, str]()
     for row in rows:
         values = dict(row._mapping)
         place = tuple(values[name] for name in key)
@@ -152,7 +150,7 @@ async def seal_some(
             plain = found.open(cipher, values)
         except UNREADABLE as error:
             log.error("%s %s does not open: %r", table.name, place, error)
-            unreadable.append(f"{table.name} {'/'.join(map(str, place))}")
+            unreadable[f"{table.name} {'/'.join(map(str, place))}"] = _reason_of(error)
             continue
         sealed = found.seal(cipher, {**values, **plain})
         changed = sa.update(table).where(*(table.c[name] == values[name] for name in key))
@@ -160,6 +158,25 @@ async def seal_some(
         num_sealed += 1
     last = tuple(rows[-1]._mapping[name] for name in key) if len(rows) == most else None
     return SealedRows(num_sealed=num_sealed, unreadable=unreadable, last=last)
+
+
+async def count_left(conn: AsyncConnection, found: SealedColumns, cipher: Cipher) -> int:
+    """Count the rows that are not sealed, or under an older secret, whoever holds them."""
+    wanted = _wanted(found, cipher, is_rotation=True)
+    asked = sa.select(sa.func.count()).select_from(found.table).where(wanted)
+    return int((await conn.execute(asked)).scalar_one())
+
+
+def _wanted(found: SealedColumns, cipher: Cipher, *, is_rotation: bool) -> sa.ColumnElement[bool]:
+    if not is_rotation:
+        return found.is_unsealed
+    return sa.or_(found.is_unsealed, found.table.c[found.secret] != cipher.current_id)
+
+
+def _reason_of(error: Exception) -> str:
+    if isinstance(error, UnknownSecret):
+        return f"it was sealed under {error}, which the secret's file does not have"
+    return "it was changed since it was sealed"
 
 
 def _has_something(column: sa.Column[Any]) -> sa.ColumnElement[bool]:

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from foundation.periodic import Periodic
 from gateway.batches import sealing as batches
-from gateway.columns import SealedColumns, seal_some
+from gateway.columns import SealedColumns, count_left, seal_some
 from gateway.db import DATABASE_ERRORS
 from gateway.files import sealing as files
 from gateway.installation import items as installation
@@ -43,8 +43,15 @@ INTERVAL_S = 600.0
 
 class ResealResult(msgspec.Struct, frozen=True, kw_only=True):
     num_sealed: int
-    unreadable: list[str]
-    """Rows that do not open: their secret is gone, or they were changed."""
+    unreadable: dict[str, str] = {}
+    """Rows that do not open, and why."""
+    num_held: dict[str, int] = {}
+    """How many rows are left of a table because others changed them just then, or wrote them under
+    an older secret; of a rotation alone."""
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.unreadable and not self.num_held
 
 
 async def reseal(db: AsyncEngine, secret: Secret) -> ResealResult:
@@ -53,11 +60,16 @@ async def reseal(db: AsyncEngine, secret: Secret) -> ResealResult:
 
     Raises: DATABASE_ERRORS.
     """
-    num_sealed, unreadable = 0, list[str]()
+    num_sealed, unreadable, num_held = 0, dict[str, str](), dict[str, int]()
     for found, cipher in _ciphers(secret, ALL):
         done = await _walk(db, found, cipher, is_rotation=True)
-        num_sealed, unreadable = num_sealed + done.num_sealed, unreadable + done.unreadable
-    return ResealResult(num_sealed=num_sealed, unreadable=unreadable)
+        num_sealed += done.num_sealed
+        unreadable |= done.unreadable
+        async with db.connect() as conn:
+            num_left = await count_left(conn, found, cipher) - len(done.unreadable)
+        if num_left > 0:
+            num_held[found.table.name] = num_held.get(found.table.name, 0) + num_left
+    return ResealResult(num_sealed=num_sealed, unreadable=unreadable, num_held=num_held)
 
 
 async def seal_unsealed(db: AsyncEngine, secret: Secret) -> int:
@@ -94,11 +106,12 @@ def _ciphers(
 async def _walk(
     db: AsyncEngine, found: SealedColumns, cipher: Cipher, *, is_rotation: bool
 ) -> ResealResult:
-    num_sealed, unreadable, after = 0, list[str](), None
+    num_sealed, unreadable, after = 0, dict[str, str](), None
     while True:
         async with db.begin() as conn:
             some = await seal_some(conn, found, cipher, after=after, is_rotation=is_rotation)
-        num_sealed, unreadable = num_sealed + some.num_sealed, unreadable + some.unreadable
+        num_sealed += some.num_sealed
+        unreadable |= some.unreadable
         after = some.last
         if after is None:
             return ResealResult(num_sealed=num_sealed, unreadable=unreadable)

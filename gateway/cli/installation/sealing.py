@@ -106,8 +106,8 @@ async def reseal(settings: Settings) -> None:
 
     `tollgate secret rotate` does it. Alone: once a new key stands first in the secret's file and
     all gateways have it; run `tollgate vault rewrap` next, for credentials. A day later the old key
-    can leave the file. A repeat goes on where an earlier run was cut short. Names each row that
-    does not open, and then exits with 1.
+    can leave the file. A repeat goes on where an earlier run was cut short. Says how many rows it
+    skipped and why, names each that does not open, and then exits with 1.
     """
     from gateway.secret import Secret
 
@@ -116,15 +116,22 @@ async def reseal(settings: Settings) -> None:
 
 
 async def _reseal_rows(settings: Settings, secret: Secret) -> bool:
-    """Tell whether all rows opened."""
+    """Tell whether no row was skipped."""
     from gateway.app.sealed_rows import reseal as reseal_rows
 
     async with connections(settings) as (db, _):
         done = await reseal_rows(db, secret)
-    for row in done.unreadable:
-        click.echo(f"{row}: cannot be read")
+    for row, reason in done.unreadable.items():
+        click.echo(f"{row}: cannot be read: {reason}")
     click.echo(f"{done.num_sealed} rows were sealed.")
-    return not done.unreadable
+    if done.unreadable:
+        click.echo(f"{len(done.unreadable)} rows were skipped: they cannot be read, see above.")
+    for table, count in done.num_held.items():
+        click.echo(
+            f"{count} rows of {table} were skipped: others changed them meanwhile, or a gateway"
+            " still seals under an older secret. Run it again before that secret leaves the file."
+        )
+    return done.is_whole
 
 
 @click.group()

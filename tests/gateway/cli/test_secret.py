@@ -57,7 +57,9 @@ def test_after_it_the_older_secret_can_go(environ: dict[str, str]) -> None:
     assert invoke(environ, "secret", "reseal").stdout == "0 rows were sealed.\n"
     path.write_bytes(msgspec.json.encode(old))
     lost = invoke(environ, "secret", "reseal")
-    assert lost.exit_code == 1 and f"files {file.id}: cannot be read" in lost.stdout
+    reason = f"it was sealed under {newer.id}, which the secret's file does not have"
+    assert lost.exit_code == 1 and f"files {file.id}: cannot be read: {reason}\n" in lost.stdout
+    assert "2 rows were skipped: they cannot be read, see above.\n" in lost.stdout
 
 
 def test_a_new_key_is_added_behind_the_others_and_then_put_first(

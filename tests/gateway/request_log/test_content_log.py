@@ -201,8 +201,12 @@ async def test_texts_are_sealed_anew_under_another_secret(texts: Texts) -> None:
     texts.log.put(row, said())
     await texts.log.close()
     rotated = a_secret("k2", "k1")
+    async with texts.owner.begin() as holding:
+        await holding.execute(sa.text("SELECT FROM request_content FOR UPDATE"))
+        held = await reseal(texts.system_db, rotated)
+    assert (held.num_sealed, held.num_held) == (0, {"request_content": 1}) and not held.is_whole
     done = await reseal(texts.system_db, rotated)
-    assert (done.num_sealed, done.unreadable) == (1, [])
+    assert (done.num_sealed, done.is_whole) == (1, True)
     async with tenant(texts.app_db, ORG) as conn:
         found = await find_content(conn, Cipher(rotated, PURPOSE), ORG, row.id, reader=READER)
     assert found is not None and found.messages == (user(TEXT),)
