@@ -58,7 +58,8 @@ from gateway.tenancy.members.users import create_user
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.projects import create_project
 
-SMALL_ORGS = 20
+SMALL_ORGS, MANY_REQUESTS = 20, 1_000_000
+"""Beside fewer requests there is one small organization: that is a smoke."""
 DAYS = 30
 KEYS = {1_000_000: 50, 10_000_000: 150, 100_000_000: 300}
 MAX_ROWS = 4_000_000
@@ -123,10 +124,11 @@ async def make(db: AsyncEngine, whose: Tenant, requests: int, now: datetime) -> 
     named: dict[str, Any] = {"org": whose.org, "projects": whose.projects, "keys": whose.keys}
     named |= {"start": hour - timedelta(days=DAYS), "end": hour}
     each = requests / (DAYS * 24 * len(whose.keys) * 2)
+    num_orgs = SMALL_ORGS if requests >= MANY_REQUESTS else 1
     few = {"org": "org_small", "projects": ["proj_small"], "keys": [f"key_{n}" for n in range(10)]}
     async with db.begin() as conn:
         await _add_hours(conn, named | {"each": each, "orgs": 1})
-        await _add_hours(conn, named | few | {"each": 3.0, "orgs": SMALL_ORGS})
+        await _add_hours(conn, named | few | {"each": 3.0, "orgs": num_orgs})
         await _add_days(conn)
         await _add_ledger(conn)
     rows = max(1, min(MAX_ROWS, requests // DAYS))
@@ -375,7 +377,7 @@ async def measure(requests: int, folder: Path, repeat: int) -> dict[str, Any]:
     async with application(folder) as (app, settings, _):
         assert settings.database_url is not None
         services: Services = app.state.services
-        number = KEYS.get(requests) or max(4, round(50 * (requests / 1e6) ** 0.4))
+        number = KEYS.get(requests) or max(8, round(50 * (requests / 1e6) ** 0.4))
         whose = await make_tenant(services, number)
         now, begun = datetime.now(UTC), time.perf_counter()
         rows = await _unhurried(create_engine(settings.database_url), whose, requests, now)

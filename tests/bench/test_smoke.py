@@ -98,6 +98,13 @@ def test_the_cache_report() -> None:
     assert result["cached"]["best_us"] > result["empty call"]["best_us"] > 0
 
 
+def test_the_pages_of_the_console() -> None:
+    said = run("bench.console", "--requests", "2000", "--repeat", "1")
+    assert "2,000 requests; 66 rows of them" in said
+    for name in ("overview, 24 hours", "requests, an error that none had", "one request"):
+        assert re.search(rf"{name} +p50 +[\d.]+  p95 +[\d.]+ ms", said), said
+
+
 def test_the_look_at_an_offer() -> None:
     *table, last = run("bench.mcp_offer", "--tools", "200", "--megabytes", "0.2").splitlines()
     result = json.loads(last)
