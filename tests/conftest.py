@@ -298,19 +298,23 @@ def throwaway_home() -> Iterator[Home]:
 
 @pytest.fixture(scope="session")
 def postgres_home(throwaway_home: Home) -> Iterator[Home]:
-    """The session's cluster, fsync off."""
+    """The session's cluster, fsync off. Nothing is vacuumed beside the tests: they empty tables by
+    the thousand, and no database lives long."""
     with_cluster(throwaway_home)
+    with (throwaway_home.postgres / "postgresql.auto.conf").open("a") as settings:
+        settings.write("autovacuum = off\n")
     child = asyncio.run(embedded.start_postgres(throwaway_home, durable=False))
     yield throwaway_home
     asyncio.run(child.stop(embedded.STOP_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")
-def databases(postgres_home: Home) -> Databases:
+def databases(postgres_home: Home) -> Iterator[Databases]:
     """The session's databases."""
     made = Databases(postgres_home)
     asyncio.run(made.start())
-    return made
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

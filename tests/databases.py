@@ -2,7 +2,8 @@
 
 Making a database and dropping it costs a test more than most tests do themselves, so what comes
 back is emptied, unless its test changed anything but rows: every change of a schema leaves a
-catalog row with a newer xmin, or one row less.
+catalog row with a newer xmin, or one row less. That is done over a connection that stays, on the
+loop of a thread: to open one takes a backend of Postgres longer than to empty a database.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from threading import Thread
+from typing import Any, TypeVar
 
 import asyncpg
 import msgspec
@@ -26,6 +31,12 @@ TEMPLATE = "template_migrated"
 MAX_LOANS = 60
 """A database is lent this often at most: emptied tables keep their dead rows until a vacuum."""
 LEAVE_TIMEOUT_MS = 20_000
+ENDED = (
+    *(OSError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError),
+    *(asyncpg.AdminShutdownError, asyncpg.CrashShutdownError),
+)
+"""Raised by a connection that somebody has ended."""
+T = TypeVar("T")
 CATALOGS = (
     "pg_class",
     "pg_attribute",
@@ -107,6 +118,17 @@ class Databases:
         self._home = home
         self._made = 0
         self._free: list[Database] = []
+        self._kept: dict[str, asyncpg.Connection] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="databases", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        for name in list(self._kept):
+            asyncio.run_coroutine_threadsafe(self._forget(name), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     async def start(self) -> None:
         """Begin with the database of a cluster that `with_cluster` has made."""
@@ -123,16 +145,15 @@ class Databases:
             self._made += 1
             found = Database(f"test_{self._made}")
             await self.create(found.name, TEMPLATE)
-            connection = await self._connect(found.name)
-            found.fingerprint = await fingerprint(connection)
-            await connection.close()
+            found.fingerprint = await self._on_thread(self._fingerprint(found.name))
         found.loans += 1
         return found
 
     async def take_back(self, database: Database) -> None:
-        if database.loans < MAX_LOANS and await self._emptied(database):
+        if database.loans < MAX_LOANS and await self._on_thread(self._emptied(database)):
             self._free.append(database)
         else:
+            await self._on_thread(self._forget(database.name))
             await self.drop(database.name)
 
     async def create(self, name: str, template: str) -> None:
@@ -144,15 +165,35 @@ class Databases:
 
     async def _emptied(self, database: Database) -> bool:
         """False: its schema is another one now."""
-        connection = await self._connect(database.name)
         try:
-            await connection.execute(ALONE)
-            if await fingerprint(connection) != database.fingerprint:
-                return False
-            await connection.execute(EMPTY)
-            return True
-        finally:
-            await connection.close()
+            return await self._empty(database)
+        except ENDED:  # by a test that ends all connections, or Postgres
+            await self._forget(database.name)
+            return await self._empty(database)
+
+    async def _empty(self, database: Database) -> bool:
+        connection = await self._connection(database.name)
+        await connection.execute(ALONE)
+        if await fingerprint(connection) != database.fingerprint:
+            return False
+        await connection.execute(EMPTY)
+        return True
+
+    async def _fingerprint(self, name: str) -> tuple[str, ...]:
+        return await fingerprint(await self._connection(name))
+
+    async def _connection(self, name: str) -> asyncpg.Connection:
+        if name not in self._kept:
+            self._kept[name] = await self._connect(name)
+        return self._kept[name]
+
+    async def _forget(self, name: str) -> None:
+        if (kept := self._kept.pop(name, None)) is not None:
+            with suppress(*ENDED):
+                await kept.close()
+
+    async def _on_thread(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def _administer(self, statement: str) -> None:
         """Run a statement that Postgres refuses inside a transaction."""
