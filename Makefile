@@ -84,9 +84,12 @@ test-stress: $(VENV)/.dev
 soak: $(VENV)/.dev
 	$(BIN)/python -m bench.soak $(ARGS)
 
-# What `tests/chaos/test_metering.py` does with a hundred kills, with a thousand.
+# What `tests/chaos/test_metering.py` does with a hundred kills, with a thousand; and the whole of tests/chaos with the spool's
+# other sync policy.
 chaos-nightly: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos.metering --kills 1000 $(ARGS)
+	$(BIN)/python -m tests.chaos.metering --kills 1000 --sync before_answer $(ARGS)
+	SUITE_SPOOL_SYNC=before_answer SUITE_BUDGET=nightly $(SUITE) tests/chaos
 
 # What CI asks a few hundred times of every surface, with other conversations, and more of them.
 fuzz: $(VENV)/.dev

@@ -60,7 +60,7 @@ class Stack:
     ) -> None:
         self.home = home
         self.port = free_port()
-        self.config = config
+        self.config = _with_suites_spool(config)
         self.workers = workers
         self.env = {**os.environ, **(env or {})}
         self.process: subprocess.Popen[bytes] | None = None
@@ -307,6 +307,13 @@ class Callers:
         for each in self._done:
             each.result()
         self._threads.shutdown()
+
+
+def _with_suites_spool(config: str | None) -> str | None:
+    """Return the settings with the sync policy of spools that SUITE_SPOOL_SYNC names, for a run of
+    the chaos suite with each."""
+    policy = os.environ.get("SUITE_SPOOL_SYNC")
+    return config if policy is None else f'{config or ""}\n[spool]\nsync = "{policy}"\n'
 
 
 @contextmanager

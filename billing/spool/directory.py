@@ -91,8 +91,12 @@ class SpoolDirectory:
         by now."""
         self._lock = _lock(path, lock_wait_s)
         self._fd = -1
-        self._unsynced = 0
+        self.unsynced = bytearray()
         """Bytes that were written behind the durable end."""
+        self._is_doubtful = False
+        """True if a sync failed: what is unsynced may be neither on disk nor on its way."""
+        self.num_writes = self.num_syncs = self.num_bytes = 0
+        """Counts what was written to segments and synced since construction."""
         try:
             self.cursor = self._load_cursor()
             self.sizes: dict[int, int] = {}
@@ -128,38 +132,52 @@ class SpoolDirectory:
         try:
             _write(self._fd, data)
         except OSError:
-            self._cut(self._unsynced)
+            self._cut(len(self.unsynced))
             raise
-        self._unsynced += len(data)
+        self.unsynced += data
+        self.num_writes += 1
+        self.num_bytes += len(data)
 
     @property
     def fd(self) -> int:
-        """The segment's file, for a caller that syncs it and calls `synced` or `cut` then."""
+        """The segment's file, for a caller that syncs it and calls `synced` or `not_synced`
+        then."""
         return self._fd
 
     def synced(self, num_bytes: int) -> None:
         """Note that a sync, which began after so many bytes were written, has succeeded."""
         self.sizes[self._segment] += num_bytes
-        self._unsynced -= num_bytes
+        del self.unsynced[:num_bytes]
+        self.num_syncs += 1
+
+    def not_synced(self) -> None:
+        """Note that a sync has failed. The kernel tells of it once, and may take the data for
+        written from then on: the next `append` writes it again."""
+        self._is_doubtful = True
 
     def cut(self) -> None:
         """Truncate the segment to what was synced. Raises: OSError."""
-        self._unsynced = 0
+        self.unsynced = bytearray()
         self._cut(0)
 
     def append(self, data: bytes | bytearray) -> float:
         """Write `data`, sync everything that was written, and return the seconds that it took.
 
-        Raises: OSError, with the segment truncated to what was synced before.
+        Raises: OSError, with the segment as it was before.
         """
-        began_at = time.perf_counter()
+        began_at, kept = time.perf_counter(), len(self.unsynced)
         try:
+            if self._is_doubtful:
+                _write_at(self._fd, self.unsynced, self.sizes[self._segment])
             self.write(data)
             os.fdatasync(self._fd)
         except OSError:
-            self.cut()
+            self._is_doubtful = True
+            del self.unsynced[kept:]
+            self._cut(kept)
             raise
-        self.synced(self._unsynced)
+        self._is_doubtful = False
+        self.synced(len(self.unsynced))
         return time.perf_counter() - began_at
 
     def _cut(self, unsynced: int) -> None:
@@ -187,6 +205,9 @@ class SpoolDirectory:
             os.close(self._fd)
         self._carried[number] = _carried_by(start) or set()
         self.sizes[number] = len(start)
+        self.num_writes += 1
+        self.num_syncs += 1
+        self.num_bytes += len(start)
         self._fd, self._segment = fd, number
 
     def read_closed(self, limit: int, end: Position) -> Batch:
@@ -522,6 +543,13 @@ def _is_still(fd: int, path: Path) -> bool:
 
 
 def _write(fd: int, data: bytes | bytearray) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
+    # No memoryview: an error's traceback would keep it, and with it the buffer from growing.
+    written = os.write(fd, data)
+    while written < len(data):
+        written += os.write(fd, data[written:])
+
+
+def _write_at(fd: int, data: bytes | bytearray, offset: int) -> None:
+    written = 0
+    while written < len(data):
+        written += os.pwrite(fd, data[written:], offset + written)

@@ -1,24 +1,31 @@
 """The spool: an append-only, synced log on local disk that holds usage until Postgres has it.
 
-    spool = await Spool.open(directory)      # `recovered`: attempts that a crash left open
+    spool = await Spool.open(directory, policy="group")    # `recovered`: left open by a crash
     spool.attempt_opened(attempt)            # buffered
     spool.checkpoint(id, quantities, False)  # buffered
-    on_disk = await spool.attempt_begun(attempt, quantities)  # both, written; await on_disk
-    await spool.close(event)                 # returns once it is on disk
+    kept = await spool.attempt_begun(attempt, quantities)  # both, written; await kept
+    await spool.close(event)                 # returns once it is kept
     batch = await spool.read_closed(1000); ...; await spool.commit(batch)      # the shipper's side
 
-Buffered records reach the disk within FLUSH_INTERVAL_S or with the next close. Closes share syncs:
-those that arrive while one fdatasync runs are written by the next. A single close, while nothing
-else is open and the disk has been quick of late, is synced on the event loop, because handing it to
-a thread and back takes longer. That sync has no time limit: a disk that was quick NUM_TIMED times
-and then hangs stops the event loop. A limit would need a thread, and cost two thirds of what is
-saved (0.28 ms on the event loop, 0.39 with a limit, 0.46 in a thread). On a full disk closes fail
-with SpoolFull, their records stay in memory, and writing is tried again every RETRY_INTERVAL_S. A
-sync that fails in any other way leaves the file in doubt: the spool stays broken until its process
-restarts.
+A policy says when a close is kept, so that its answer may go out:
 
-`attempt_begun` syncs in the background (`sync`): the file is written meanwhile, and attempts that
-begin then share the next sync.
+    before_answer   once it is synced. No crash loses anything that was answered.
+    group           once it is written, which survives the death of the process. A sync follows
+                    within MAX_UNSYNCED_S for all. What a power cut may lose was answered within one
+                    span of that length, however slow the disk is: while the oldest record that is
+                    not synced is older, closes wait until it is.
+
+Closes share syncs: those that come while one runs are in the next. The kernel syncs in the
+background (`sync`), and the file is written on the event loop meanwhile: handing over to a thread
+and back takes longer than the write. A thread flushes what a failure has held up, and rotates.
+
+An OPEN is written with the close of its attempt if that comes within FLUSH_INTERVAL_S, else by
+then, and a sync is never made for it alone: it bills nothing.
+
+On a full disk closes fail with SpoolFull, their records stay in memory, and writing is tried again
+every RETRY_INTERVAL_S. A sync that fails in any other way leaves the file in doubt: the spool stays
+broken until its process restarts. What nobody was told of is cut off; what was answered under
+`group` stays in the file, where the next process finds it, and is written and synced once more.
 
 Knows no database, price or tenant. Lives on one event loop.
 """
@@ -31,13 +38,12 @@ import time
 from asyncio import Future
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -57,13 +63,16 @@ from billing.spool.format import (
     frame,
 )
 from billing.spool.sync import BackgroundSync
+from billing.spool.sync_policy import MAX_UNSYNCED_S, SyncPolicy
 
 log = logging.getLogger(__name__)
 
+SYNC_DELAY_S = 0.002
+"""Under `group` a sync waits so long for more closes; the rest of the time is the disk's."""
 FLUSH_INTERVAL_S = 0.05
-"""A checkpoint waits at most so long for its sync."""
+"""A record that nobody waits for is written within so long."""
 QUICK_SYNC_S = 0.002
-"""A disk is quick if none of the last NUM_TIMED syncs took longer."""
+"""A disk is quick if none of the last NUM_TIMED syncs took longer; no sync of a slow one waits."""
 NUM_TIMED = 8
 RETRY_INTERVAL_S = 0.25
 """Between attempts to write to a full disk."""
@@ -74,18 +83,23 @@ MAX_SPOOL_BYTES = 1024 * 1024 * 1024
 """Above this new attempts are refused; running ones may still close."""
 
 T = TypeVar("T")
+Waiters = list[Future[None]]
 
 
-@dataclass
-class FlushBatch:
-    """Records that are flushed together, and the futures that wait for them."""
+class SpoolCounts(NamedTuple):
+    writes: int
+    syncs: int
+    bytes: int
 
-    written: bytearray = field(default_factory=bytearray)
-    """Records that are in the file and not synced."""
-    data: bytearray = field(default_factory=bytearray)
-    """Records that are not in the file yet."""
-    closes: int = 0
-    waiters: list[Future[None]] = field(default_factory=list)
+
+def _tell(waiters: Waiters, failure: SpoolError | None) -> None:
+    for waiter in waiters:
+        if waiter.done():
+            continue
+        if failure is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(copy(failure))
 
 
 def _retrieve(waiter: Future[None]) -> None:
@@ -100,26 +114,38 @@ class Spool:
     def __init__(
         self,
         files: SpoolDirectory,
-        threads: ThreadPoolExecutor,
+        threads: Executor,
         *,
+        policy: SyncPolicy,
         segment_bytes: int,
         max_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.recovered: list[UsageEvent] = files.recovered
         """Attempts of the previous process, closed at their last checkpoint."""
-        self.backlog = files.unshipped
+        self.policy = policy
+        self._on_disk = files.unshipped
+        """The number of events on disk that Postgres may not have yet."""
         self._oldest_at: float | None = None
-        """Events on disk that Postgres may not have yet."""
-        self._files, self._threads = files, threads
+        self._files, self._threads, self._clock = files, threads, clock
+        self._loop = asyncio.get_running_loop()
         self._background = BackgroundSync(threads)
         self._synced = files.durable_end
-        """The position up to which the shipper may read; moves together with `backlog`."""
+        """The position up to which the shipper may read; moves together with `_on_disk`."""
         self._segment_bytes, self._max_bytes = segment_bytes, max_bytes
         self._open: dict[str, OpenAttempt] = {}
-        self._buffer, self._written = bytearray(), bytearray()
-        """Records that are in memory alone; and older ones, in the file and not synced."""
-        self._buffered_closes = 0
-        """The number of closes in both."""
+        self._buffer = bytearray()
+        """Records that are in memory alone."""
+        self._buffered_at = 0.0
+        """When the oldest of them came."""
+        self._buffers_usage = False
+        """True if one of them is worth a sync."""
+        self._buffered_closes = self._written_closes = self._covered_closes = 0
+        """The number of closes among them; in the file; and in what is being synced."""
+        self._unsynced_since: float | None = None
+        """When the oldest record that is worth a sync was written, which none has ended for."""
+        self._uncovered_since: float | None = None
+        """The same, of those that the running sync does not cover."""
         self._sync_times_s = deque([inf], NUM_TIMED)
         self._flushing = False
         """True while a thread uses the files."""
@@ -127,17 +153,27 @@ class Spool:
         """True while the file is synced in the background and may be written. Never with
         `_flushing`."""
         self._not_syncing = asyncio.Event()
-        self._waiters: list[Future[None]] = []
+        self._write_waiters: Waiters = []
+        """Under `group`: who waits for the sync of what was written before, and then for the write
+        of the buffer; until then nothing else may write it."""
+        self._sync_waiters: Waiters = []
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._sync_timer: asyncio.TimerHandle | None = None
         self._failure: SpoolError | None = None
         self.broken = asyncio.Event()
         """Set once a sync failed for good: only a new process can account for anything."""
         self._stopping = False
         self._seals_early = False
         """True if the segment has damage, which is examined once it is sealed."""
-        self._dirty, self._urgent = asyncio.Event(), asyncio.Event()
+        self._rotates_at = -inf
+        """A full segment is not sealed before."""
+        self._wanted = asyncio.Event()
+        """Set when the flusher has work."""
         self._readable = asyncio.Event()
-        if self.backlog:
+        if self._on_disk:
             self._readable.set()
+        self._is_kept = self._loop.create_future()
+        self._is_kept.set_result(None)
         self._flusher = asyncio.create_task(self._flush_until_stopped(), name="spool flusher")
 
     @classmethod
@@ -145,6 +181,7 @@ class Spool:
         cls,
         directory: Path | str,
         *,
+        policy: SyncPolicy = "before_answer",
         segment_bytes: int = SEGMENT_BYTES,
         max_bytes: int = MAX_SPOOL_BYTES,
         lock_wait_s: float = LOCK_WAIT_S,
@@ -163,7 +200,7 @@ class Spool:
         except BaseException:
             threads.shutdown(wait=False)
             raise
-        return cls(files, threads, segment_bytes=segment_bytes, max_bytes=max_bytes)
+        return cls(files, threads, policy=policy, segment_bytes=segment_bytes, max_bytes=max_bytes)
 
     @property
     def healthy(self) -> bool:
@@ -181,6 +218,25 @@ class Spool:
     def directory(self) -> Path:
         return self._files.path
 
+    @property
+    def backlog(self) -> int:
+        """The number of closed events that Postgres may not have yet, synced or not."""
+        unsynced = self._buffered_closes + self._written_closes + self._covered_closes
+        return self._on_disk + unsynced
+
+    @property
+    def unsynced_s(self) -> float:
+        """The age of the oldest record that is in the file and not synced; 0: there is none. It
+        may have been answered under `group` alone."""
+        since = self._unsynced_since
+        return 0.0 if since is None else max(0.0, self._clock() - since)
+
+    @property
+    def counts(self) -> SpoolCounts:
+        """Counts what was written and synced since this process opened the directory."""
+        files = self._files
+        return SpoolCounts(files.num_writes, files.num_syncs, files.num_bytes)
+
     # The gateway's side.
 
     def attempt_opened(self, attempt: Attempt) -> None:
@@ -190,7 +246,7 @@ class Spool:
         """
         if (failure := self.failure) is not None:
             raise copy(failure)
-        self._append(OpenRecord(attempt))
+        self._append(OpenRecord(attempt), is_usage=False)
 
     def checkpoint(
         self,
@@ -203,7 +259,7 @@ class Spool:
         `disputed`: what its upstream claims beyond, recorded then, too."""
         record = Checkpoint(attempt_id, quantities, estimated, time.time(), disputed)
         if self._failure is None:
-            self._append(record)
+            self._append(record, is_usage=True)
         else:
             # On a full disk checkpoints would be queued without bound; the next one or the close
             # replaces this one.
@@ -211,36 +267,38 @@ class Spool:
 
     async def attempt_begun(self, attempt: Attempt, quantities: Quantities) -> Future[None]:
         """Write that an attempt begins and costs `quantities`, which are billed if this process is
-        killed from now on. Return a future that is done once the record is on disk and survives a
-        power failure; it raises SpoolFull, SpoolBroken.
+        killed from now on. Return a future that is done once an answer may go out, as by `close`;
+        it raises SpoolFull, SpoolBroken.
 
         Raises: SpoolFull, SpoolBroken; then the attempt did not begin, and is to be voided.
         """
         self.attempt_opened(attempt)
         self.checkpoint(attempt.id, quantities, False)
-        on_disk = self._when_flushed()
-        on_disk.add_done_callback(_retrieve)
-        if self._flushing:
-            self._urgent.set()
-            await on_disk  # another thread has the file
-        else:
-            self._write_buffer()
-            self._sync_written()
-        return on_disk
+        if self._flushing or self._write_waiters:
+            kept = self._when_synced()  # the buffer may not be written now
+            await kept
+            return kept
+        self._write_buffer()
+        if not self._may_answer_unsynced:
+            return self._when_synced()
+        self._sync_soon()
+        return self._is_kept
 
     async def close(self, *events: UsageEvent) -> None:
-        """Write events to disk, together; they are acknowledged when this returns.
+        """Write events together; they are kept when this returns, as the policy has it.
 
         Raises: SpoolFull (the events stay in memory and are billed if room is made before the
         process ends, unless `replace_queued` puts others in their place); SpoolBroken (a restart
         bills the attempts at their last checkpoint).
         """
         self.close_buffered(*events)
-        if self._may_block_loop:
-            self._flush_on_loop()
-            return
-        self._urgent.set()
-        await self._when_flushed()
+        if self.policy == "before_answer":
+            await self._when_synced()
+        elif self._may_answer_unsynced:
+            self._write_buffer()
+            self._sync_soon()
+        else:
+            await self._when_written()
 
     def close_buffered(self, *events: UsageEvent) -> None:
         """Close attempts whose cost is on disk already (`attempt_begun`), without waiting: a crash
@@ -249,7 +307,8 @@ class Spool:
             raise copy(self._failure)
         if self._flusher.done():
             raise SpoolBroken(f"{self.directory} is released")
-        self._append(*map(CloseRecord, events))
+        for event in events:
+            self._append(CloseRecord(event), is_usage=True)
         self._buffered_closes += len(events)
 
     def replace_queued(self, events: Sequence[UsageEvent], others: Sequence[UsageEvent]) -> None:
@@ -262,22 +321,26 @@ class Spool:
         self._buffered_closes -= len(events)
         self.close_buffered(*others)
 
-    def _when_flushed(self) -> Future[None]:
-        """Return a future that is done once the buffered records are on disk. It raises SpoolFull,
-        SpoolBroken."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        return waiter
-
     async def void(self, attempt_id: str) -> None:
-        """Record, buffered, that an attempt never ran; an OPEN alone means the same."""
-        self._append(VoidRecord(attempt_id))
+        """Record that an attempt never ran. An OPEN alone means the same, so that is buffered; one
+        that would be billed at its checkpoint is void on disk when this returns, unless nothing can
+        be written: a customer who is told that it costs nothing has to find it so."""
+        known = self._open.get(attempt_id)
+        is_billed = known is not None and known.has_usage
+        self._append(VoidRecord(attempt_id), is_usage=is_billed)
+        is_over = isinstance(self._failure, SpoolBroken) or self._flusher.done()
+        if is_billed and not is_over:
+            await asyncio.wait([self._when_synced()])
 
-    def _append(self, *records: Record) -> None:
-        self._buffer += b"".join(map(frame, records))
-        for record in records:
-            apply(self._open, record)
-        self._dirty.set()
+    def _append(self, record: Record, *, is_usage: bool) -> None:
+        """Buffer a record. `is_usage`: it is worth a sync."""
+        if not self._buffer:
+            self._buffered_at = self._clock()
+        self._buffer += frame(record)
+        self._buffers_usage |= is_usage
+        apply(self._open, record)
+        if self._write_timer is None:
+            self._write_timer = self._loop.call_later(FLUSH_INTERVAL_S, self._write_late)
 
     # The shipper's side: one reader at a time.
 
@@ -292,14 +355,14 @@ class Spool:
 
     async def read_closed(self, limit: int) -> Batch:
         """Read the oldest events that have not shipped; the cursor stays."""
-        end, expected = self._synced, self.backlog
+        end, expected = self._synced, self._on_disk
         batch = await self._in_thread(lambda: self._files.read_closed(limit, end))
-        self.backlog += batch.num_repaired
+        self._on_disk += batch.num_repaired
         expected += batch.num_repaired
         self._oldest_at = batch.events[0].occurred_at if batch.events else None
         if batch.has_live_damage:
             self._seals_early = True
-            self._dirty.set()
+            self._wanted.set()
         if batch.end == end and len(batch.events) < expected:
             return msgspec.structs.replace(batch, lost=expected - len(batch.events))
         return batch
@@ -307,8 +370,8 @@ class Spool:
     async def commit(self, batch: Batch) -> None:
         """Move the cursor behind the batch of the latest `read_closed`, which Postgres has."""
         await self._in_thread(lambda: self._files.commit(batch))
-        self.backlog -= len(batch.events) + batch.lost
-        if not self.backlog:
+        self._on_disk -= len(batch.events) + batch.lost
+        if not self._on_disk:
             self._oldest_at = None
             self._readable.clear()
 
@@ -331,173 +394,284 @@ class Spool:
 
     async def _stop(self) -> None:
         self._stopping = True
-        self._dirty.set()
-        self._urgent.set()
+        self._wanted.set()
         await self._flusher
+        for timer in (self._write_timer, self._sync_timer):
+            if timer is not None:
+                timer.cancel()
         self._background.close()
         self._threads.shutdown()
 
-    # The flusher.
-
-    async def _flush_until_stopped(self) -> None:
-        while True:
-            await self._dirty.wait()
-            await self._pause_for_a_close()
-            while self._syncing:
-                await self._not_syncing.wait()
-            if isinstance(self._failure, SpoolBroken):
-                return  # a close on the event loop failed meanwhile: the buffer was refused
-            self._dirty.clear()
-            self._urgent.clear()
-            self._flushing = True
-            await self._flush()
-            self._flushing = False
-            if self._failure is not None:
-                if self._stopping or isinstance(self._failure, SpoolBroken):
-                    return
-                await asyncio.sleep(RETRY_INTERVAL_S)
-            elif self._stopping and not (self._buffer or self._written):
-                return
-
-    async def _pause_for_a_close(self) -> None:
-        """Wait for more records, but never let a close wait."""
-        try:
-            async with asyncio.timeout(FLUSH_INTERVAL_S):
-                await self._urgent.wait()
-        except TimeoutError:
-            return
+    # Writing and syncing, on the event loop.
 
     @property
-    def _may_block_loop(self) -> bool:
-        """True if the buffer may be synced on the event loop: no other request would wait."""
-        return (
-            not (self._open or self._flushing or self._syncing or self._waiters)
-            and not (self._is_full or self._stopping)
-            and self._failure is None
-            and max(self._sync_times_s) <= QUICK_SYNC_S
-        )
+    def _may_answer_unsynced(self) -> bool:
+        """True if an answer may go out once its record is written."""
+        if self.policy == "before_answer" or self._failure is not None:
+            return False
+        if self._flushing or self._stopping:
+            return False
+        since = self._unsynced_since
+        return since is None or self._clock() - since < MAX_UNSYNCED_S
 
     @property
     def _is_full(self) -> bool:
         """True if the segment is full with the buffered records, or to be sealed for another
         reason."""
-        pending = len(self._written) + len(self._buffer)
+        if self._clock() < self._rotates_at:
+            return False
+        pending = len(self._files.unsynced) + len(self._buffer)
         return self._seals_early or self._files.durable_end.offset + pending >= self._segment_bytes
 
-    def _flush_on_loop(self) -> None:
-        """Write and sync the buffer. Raises: SpoolFull, SpoolBroken."""
-        taken = self._take()
+    def _when_written(self) -> Future[None]:
+        """Return a future that is done once what is written is synced and the buffer written. It
+        raises SpoolFull, SpoolBroken."""
+        waiter = self._new_waiter(self._write_waiters)
+        self._begin_sync()
+        return waiter
+
+    def _when_synced(self) -> Future[None]:
+        """Return a future that is done once the buffered and written records are on disk. It raises
+        SpoolFull, SpoolBroken."""
+        waiter = self._new_waiter(self._sync_waiters)
+        self._begin_sync()
+        return waiter
+
+    def _new_waiter(self, waiters: Waiters) -> Future[None]:
+        waiter = self._loop.create_future()
+        waiter.add_done_callback(_retrieve)
+        waiters.append(waiter)
+        return waiter
+
+    def _write_late(self) -> None:
+        """Write what nobody waits for, once it has waited for FLUSH_INTERVAL_S."""
+        self._write_timer = None
+        if not self._buffer:
+            return
+        left_s = self._buffered_at + FLUSH_INTERVAL_S - self._clock()
+        if left_s > 0 or self._flushing or self._write_waiters:
+            left_s = left_s if left_s > 0 else FLUSH_INTERVAL_S
+            self._write_timer = self._loop.call_later(left_s, self._write_late)
+        elif self._failure is not None or self._stopping or self._is_full:
+            self._wanted.set()
+        else:
+            self._try_to_write([])
+            self._sync_soon()
+
+    def _try_to_write(self, waiters: Waiters) -> None:
+        """Write the buffer, and tell those who wait for it."""
         try:
-            self._sync_times_s.append(self._files.append(taken.data))
-        except Exception as error:
-            raise self._not_flushed(error, taken) from error
-        self._succeeded(taken)
+            self._write_buffer()
+        except SpoolError as failure:
+            _tell(waiters, failure)
+        else:
+            _tell(waiters, None)
 
     def _write_buffer(self) -> None:
         """Write the buffer without a sync. Raises: SpoolFull, SpoolBroken."""
-        data, self._buffer = self._buffer, bytearray()
         try:
-            self._files.write(data)
+            self._files.write(self._buffer)
         except Exception as error:
-            raise self._not_flushed(error, FlushBatch(data=data)) from error
-        self._written += data
+            raise copy(self._failed(error, [])) from error
+        self._buffer = bytearray()
+        self._written_closes += self._buffered_closes
+        self._buffered_closes = 0
+        if self._buffers_usage:
+            self._buffers_usage = False
+            now = self._clock()
+            if self._unsynced_since is None:
+                self._unsynced_since = now
+            if self._syncing and self._uncovered_since is None:
+                self._uncovered_since = now
 
-    def _sync_written(self) -> None:
-        """Sync the written records in the background, and again for those that are written
-        meanwhile. This starts one iteration of the event loop earlier than the flusher would, and
-        reports two iterations earlier."""
-        if self._syncing:
+    def _sync_soon(self) -> None:
+        """Let a sync follow if what was written is worth one; the end of one that runs sees to it,
+        too."""
+        if self._unsynced_since is not None and self._sync_timer is None and not self._syncing:
+            is_quick = max(self._sync_times_s) <= QUICK_SYNC_S
+            delay_s = SYNC_DELAY_S if is_quick else 0.0
+            self._sync_timer = self._loop.call_later(delay_s, self._begin_sync)
+
+    def _begin_sync(self) -> None:
+        """Sync in the background what was written, and before that what may be written for who
+        waits."""
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()
+            self._sync_timer = None
+        if self._syncing or self._flushing:
             return
-        if self._buffer or self._is_full or self._stopping or self._failure is not None:
-            self._urgent.set()  # the flusher also writes, rotates or retries
+        if self._failure is not None or self._is_full or self._stopping:
+            self._wanted.set()  # the flusher also retries, rotates or ends
             return
+        waiters: Waiters = []
+        if not self._write_waiters:
+            if self._sync_waiters and self._buffer:
+                try:
+                    self._write_buffer()
+                except SpoolError:
+                    return  # the flusher tries again, and tells them
+            waiters, self._sync_waiters = self._sync_waiters, waiters
         self._syncing = True
         self._not_syncing.clear()
-        taken = self._take()
-        taken.waiters, self._waiters = self._waiters, []
-        self._background.sync(self._files.fd, partial(self._sync_ended, taken))
+        self._uncovered_since = None
+        self._covered_closes, self._written_closes = self._written_closes, 0
+        ended = partial(self._sync_ended, len(self._files.unsynced), waiters)
+        self._background.sync(self._files.fd, ended)
 
-    def _sync_ended(self, taken: FlushBatch, result: float | Exception) -> None:
+    def _sync_ended(self, num_bytes: int, waiters: Waiters, result: float | Exception) -> None:
         self._syncing = False
         self._not_syncing.set()
         if isinstance(result, float):
             self._sync_times_s.append(result)
-            self._files.synced(len(taken.written))
-            self._succeeded(taken)
-            if self._waiters:
-                self._sync_written()
+            self._files.synced(num_bytes)
+            self._unsynced_since, self._uncovered_since = self._uncovered_since, None
+            self._succeeded(waiters)
+            if self._is_full:
+                self._wanted.set()
+            self._go_on()
+        else:
+            self._written_closes += self._covered_closes
+            self._covered_closes = 0
+            self._not_synced(result, waiters)
+
+    def _go_on(self) -> None:
+        """Do what has waited for the end of a sync or of a flush."""
+        has_records = self._buffer or self._files.unsynced
+        if self._failure is not None or self._stopping or (has_records and self._is_full):
+            self._wanted.set()
             return
-        try:
-            self._files.cut()
-        except OSError as error:
-            result = error
-        taken.written += self._written
-        self._written = bytearray()
-        self._not_flushed(result, taken)
+        if self._write_waiters:
+            waiters, self._write_waiters = self._write_waiters, []
+            self._try_to_write(waiters)
+        if self._sync_waiters:
+            self._begin_sync()
+        else:
+            self._sync_soon()
 
-    async def _flush(self) -> None:
-        """Write and sync the buffer, wake the waiters, and rotate a full segment."""
-        full, taken = self._is_full, self._take()
-        taken.waiters, self._waiters = self._waiters, []
-        if not (taken.data or taken.written or self._seals_early):
-            return  # it was flushed meanwhile
-        try:
-            # The next segment carries the attempts that are open after `data`, before later ones.
-            start = frame(SegmentStart(list(self._open.values()))) if full else None
-            took_s = await self._in_thread(lambda: self._files.append(taken.data))
-            self._sync_times_s.append(took_s)
-        except Exception as error:
-            self._not_flushed(error, taken)
-            return
-        self._succeeded(taken)
-        if start is not None:
-            await self._rotate(start)
+    def _not_synced(self, error: Exception, waiters: Waiters) -> None:
+        """Fail a sync or a flush: keep its records, tell who waited and mark the spool as failed.
+        What was answered stays in the file, else a kill -9 would lose it; the rest goes back."""
+        self._files.not_synced()
+        if self.policy == "before_answer":
+            self._buffer[:0] = self._files.unsynced
+            self._buffers_usage = True
+            self._buffered_closes += self._written_closes
+            self._written_closes, self._unsynced_since = 0, None
+            try:
+                self._files.cut()
+            except OSError as another:
+                error = another
+        self._failed(error, waiters)
 
-    def _take(self) -> FlushBatch:
-        taken = FlushBatch(self._written, self._buffer, self._buffered_closes)
-        self._written, self._buffer, self._buffered_closes = bytearray(), bytearray(), 0
-        return taken
-
-    def _not_flushed(self, error: Exception, taken: FlushBatch) -> SpoolError:
-        """Fail a flush: wake its waiters, keep its records and mark the spool as failed."""
-        failure = self._failed(error, taken.waiters)
-        self._buffer[:0] = taken.written + taken.data
-        self._buffered_closes += taken.closes
-        self._dirty.set()
-        return copy(failure)
-
-    def _succeeded(self, taken: FlushBatch) -> None:
-        if isinstance(self._failure, SpoolFull):  # a broken spool stays broken
-            log.warning("spool %s: writing again", self.directory)
-            self._failure = None
-        for waiter in taken.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self.backlog += taken.closes
+    def _succeeded(self, waiters: Waiters) -> None:
+        _tell(waiters, None)
         self._synced = self._files.durable_end
-        if taken.closes:
+        if self._covered_closes:
+            self._on_disk += self._covered_closes
+            self._covered_closes = 0
             self._readable.set()
 
-    def _failed(self, error: Exception, waiters: list[Future[None]]) -> SpoolError:
+    def _failed(self, error: Exception, waiters: Waiters) -> SpoolError:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             failure: SpoolError = SpoolFull(f"{self.directory}: {error.strerror}")
         else:
             failure = SpoolBroken(f"{self.directory}: {error}")
             self.broken.set()
-            waiters, self._waiters = waiters + self._waiters, []
+            waiters = [*waiters, *self._take_waiters()]
         if type(failure) is not type(self._failure):
             log.error("spool cannot write (%s)", failure.code, exc_info=error)
         self._failure = failure
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(copy(failure))
+        self._wanted.set()
+        _tell(waiters, failure)
         return failure
+
+    def _take_waiters(self) -> Waiters:
+        taken = self._write_waiters + self._sync_waiters
+        self._write_waiters, self._sync_waiters = [], []
+        return taken
+
+    # The flusher: what takes a thread.
+
+    async def _flush_until_stopped(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            if isinstance(self._failure, SpoolFull) and not self._stopping:
+                # Also lets those who were told of it replace what they have queued.
+                await asyncio.sleep(RETRY_INTERVAL_S)
+            while self._syncing:
+                await self._not_syncing.wait()
+            if isinstance(self._failure, SpoolBroken):
+                break
+            self._flushing = True
+            await self._flush()
+            self._flushing = False
+            if self._failure is None and self._stopping:
+                if not (self._buffer or self._files.unsynced):
+                    return
+            elif isinstance(self._failure, SpoolBroken) or self._stopping:
+                break
+            self._go_on()
+        _tell(self._take_waiters(), self._failure)
+        await self._save_what_was_answered()
+
+    async def _flush(self) -> None:
+        """Write the buffer, sync all that is written, wake the waiters, and rotate a full
+        segment."""
+        full, waiters = self._is_full, self._take_waiters()
+        data, self._buffer = self._buffer, bytearray()
+        closes, self._buffered_closes = self._buffered_closes, 0
+        self._covered_closes, self._written_closes = closes + self._written_closes, 0
+        self._buffers_usage = False
+        try:
+            # The next segment carries the attempts that are open after `data`, before later ones.
+            start = frame(SegmentStart(list(self._open.values()))) if full else None
+            took_s = await self._in_thread(lambda: self._files.append(data))
+        except Exception as error:
+            self._buffer[:0] = data
+            self._buffers_usage = True
+            self._buffered_closes += closes
+            self._written_closes, self._covered_closes = self._covered_closes - closes, 0
+            self._not_synced(error, waiters)
+            return
+        if isinstance(self._failure, SpoolFull):  # a broken spool stays broken
+            log.warning("spool %s: writing again", self.directory)
+            self._failure = None
+        self._sync_times_s.append(took_s)
+        self._unsynced_since = None
+        self._succeeded(waiters)
+        if start is not None:
+            await self._rotate(start)
+
+    async def _save_what_was_answered(self) -> None:
+        """Write and sync once more what a spool that is given up holds of answers that are out. If
+        that fails, too, they are in the file all the same for the process that follows, unless the
+        power goes first."""
+        num_bytes = len(self._files.unsynced)
+        if self.policy == "before_answer" or not num_bytes:
+            return
+        try:
+            await self._in_thread(lambda: self._files.append(b""))
+        except Exception as error:
+            log.critical(
+                "spool %s: %d bytes of usage of answers that are out may not survive a "
+                "power cut: %s",
+                self.directory,
+                num_bytes,
+                error,
+            )
+        else:
+            self._covered_closes, self._written_closes = self._written_closes, 0
+            self._unsynced_since = None
+            self._succeeded([])
+            log.warning("spool %s: synced %d bytes after all", self.directory, num_bytes)
 
     async def _rotate(self, start: bytes) -> None:
         try:
             await self._in_thread(lambda: self._files.rotate(start))
         except OSError as error:
-            # The segment stays in use, and the next flush tries again.
+            # The segment stays in use for a while.
+            self._rotates_at = self._clock() + RETRY_INTERVAL_S
             log.warning("spool %s: cannot begin a segment: %s", self.directory, error.strerror)
         except Exception as error:
             # It is unknown which segment is in use now.

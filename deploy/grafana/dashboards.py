@@ -376,6 +376,21 @@ MONEY = Dashboard(
             ],
             "s",
         ),
+        Panel(
+            "Usage that is not synced",
+            [("oldest", "max(tollgate_spool_unsynced_seconds)")],
+            "s",
+            "Above 0.005 answers wait for the disk.",
+        ),
+        Panel(
+            "Writes of usage to disk",
+            [
+                ("writes", "sum(rate(tollgate_spool_writes_total[$__rate_interval]))"),
+                ("syncs", "sum(rate(tollgate_spool_syncs_total[$__rate_interval]))"),
+                ("kB", "sum(rate(tollgate_spool_bytes_total[$__rate_interval])) / 1000"),
+            ],
+            "ops",
+        ),
         Panel("Room for usage on disk", [("free", "min(tollgate_spool_free_bytes)")], "bytes"),
         Panel(
             "Records that wait for a person",

@@ -465,7 +465,8 @@ async def open_resources(
     telemetry.show_objectives(settings.slos, settings.model_names)
     stack.callback(telemetry.close, os.getpid())
     price_book = load_prices(settings)
-    spool = await Spool.open(Home(settings.home).spool / worker_id)
+    folder = Home(settings.home).spool / worker_id
+    spool = await Spool.open(folder, policy=settings.spool.sync)
     stack.push_async_callback(spool.shutdown)
     listener = WorkListener(open_pool(settings, stack, ROLE_SYSTEM, size=1))
     stack.push_async_callback(listener.close)

@@ -73,6 +73,7 @@ EFFECTS: Mapping[str, Effect] = {
     "logs.max_bytes": "restart",
     "logs.keep": "restart",
     "requests": "workers",
+    "spool": "workers",
     "metrics.host": "restart",
     "metrics.port": "restart",
     "metrics.tenants": "workers",

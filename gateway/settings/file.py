@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from billing.cache_contracts import ContractName
 from billing.money import PICO_PER_USD, Pico
+from billing.spool.sync_policy import SyncPolicy
 from engine.text.output_parser.registry import FamilyName, ReasoningName
 from foundation.structs import with_fields_of
 from gateway.generate_request import MaxTokensField
@@ -118,6 +119,15 @@ class RequestsConfig(Strict, frozen=True, kw_only=True):
     @property
     def days_of_content(self) -> int:
         return min(self.content_days, self.keep_days)
+
+
+class SpoolConfig(Strict, frozen=True, kw_only=True):
+    """`[spool]`: how usage gets to disk before Postgres has it."""
+
+    sync: SyncPolicy = "group"
+    """`group`: an answer goes out once its usage is written, and a sync follows within 5 ms for
+    all. The death of a process loses nothing; a power cut loses of the revenue what was answered in
+    5 ms. `before_answer`: an answer waits for its sync, and neither loses anything."""
 
 
 class MailConfig(Strict, frozen=True, kw_only=True):
@@ -468,6 +478,7 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     logs: LogsConfig = LogsConfig()
     requests: RequestsConfig = RequestsConfig()
+    spool: SpoolConfig = SpoolConfig()
     metrics: MetricsConfig = MetricsConfig()
     traces: TracesConfig | None = None
     """None: no spans are made."""

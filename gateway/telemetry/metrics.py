@@ -24,9 +24,11 @@ from prometheus_client.registry import Collector
 from billing.events import UsageEvent
 from billing.money import PICO_PER_USD
 from billing.pricing.rating import rate
+from billing.spool.spool import SpoolCounts
 from engine.fairness import LANE_WEIGHTS
 from engine.protocol import Lane, ReplicaStatus
 from gateway.lanes import SloTable
+from gateway.telemetry.engine_gauges import EngineGauges
 from gateway.telemetry.exposition import (
     PROTOBUF,
     WRITERS,
@@ -58,61 +60,6 @@ ITL_BUCKETS_S = (
     *(0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
 LAG_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
-ENGINE_GAUGES = {
-    "num_running": (
-        "num_requests_running",
-        "Requests in the batch.",
-        "At `max_num_seqs` all the time, with a queue: the engine is at its bound.",
-    ),
-    "num_waiting": (
-        "num_requests_waiting",
-        "Requests queued.",
-        "Growing: more comes than is computed. Add a replica, or move work to the batch lane.",
-    ),
-    "kv_cache_usage": (
-        "kv_cache_usage_perc",
-        "KV blocks held, 0 to 1.",
-        "Near 1 with preemptions: a larger KV cache, shorter contexts or fewer requests at once.",
-    ),
-    "num_blocks": ("kv_cache_blocks", "KV blocks there are.", "A size, of 16 tokens each."),
-    "num_leased_blocks": (
-        "kv_cache_leased_blocks",
-        "KV blocks that are kept for a time for who paid for it.",
-        "They leave less to everybody else; `cache_lease_share` bounds them.",
-    ),
-    "prefix_cache_hit_tokens": (
-        "prefix_cache_hit_tokens",
-        "Prompt tokens found in the prefix cache since its start.",
-        "Its rate over that of the next is the hit rate.",
-    ),
-    "prefix_cache_query_tokens": (
-        "prefix_cache_query_tokens",
-        "Prompt tokens looked up since the engine's start.",
-        "Falling back to zero: the engine started anew.",
-    ),
-    "num_preemptions": (
-        "num_preemptions",
-        "Preemptions since the engine's start.",
-        "Each computes a prompt twice: the KV cache is too small for what runs at once.",
-    ),
-    "generated_tokens": (
-        "generation_tokens",
-        "Tokens generated since the engine's start.",
-        "Its rate is the engine's throughput.",
-    ),
-    "num_draft_tokens": (
-        "spec_decode_draft_tokens",
-        "Guessed tokens verified since the engine's start.",
-        "Zero with `speculative` set: nothing could be guessed.",
-    ),
-    "num_accepted_tokens": (
-        "spec_decode_accepted_tokens",
-        "Guessed tokens that were right, since then.",
-        "Below a third of the guessed: guessing costs more than it brings.",
-    ),
-}
-"""By the field of `ReplicaStatus`: the metric that shows it, by model, its help text and what to do
-about it. Every worker hears the same engine, so the most recent word is the right one."""
 COMPONENT_STATES = {
     "spool": ("ok", "low_space", "quarantine", "full", "broken"),
     "postgres": ("unknown", "ok", "failing", "unreachable"),
@@ -293,10 +240,7 @@ class Telemetry:
 
     def _make_engine_metrics(self) -> None:
         group = MetricGroup("Engines", self.made)
-        self.engine_gauges = {
-            field: group.gauge(name, text, "model", do=do, mode="mostrecent")
-            for field, (name, text, do) in ENGINE_GAUGES.items()
-        }
+        self.engine_gauges = EngineGauges(group)
         self.cache_leases = group.counter(
             "cache_leases",
             "Leases on prefixes: granted, then kept; all other outcomes are refunded.",
@@ -357,28 +301,12 @@ class Telemetry:
             "model",
             do="For trends. Invoices come of the ledger, in exact numbers.",
         )
-        self.spool_backlog = group.gauge(
-            "spool_backlog_events",
-            "Usage events on disk that Postgres does not have yet.",
-            do="Growing: Postgres is away or slow. Nothing is lost while the disk has room.",
-        )
-        self.spool_lag = group.gauge(
-            "spool_lag_seconds",
-            "The age of the oldest usage event that Postgres does not have; 0: it has all.",
-            do="Above a minute: `tollgate status`, then Postgres. Budgets lag as much.",
-            mode="livemax",
-        )
+        self._make_spool_metrics(group)
         self.ledger_lag = group.histogram(
             "ledger_lag_seconds",
             "From the end of a request's use to its entry in the ledger: the oldest of each batch.",
             buckets=LAG_BUCKETS_S,
             do="Usually below a second. Higher: Postgres is slow, or caught up after an outage.",
-        )
-        self.spool_free_bytes = group.gauge(
-            "spool_free_bytes",
-            "Room on the disk that usage is recorded on before Postgres has it.",
-            do="Make room: with 256 KiB left no request is served.",
-            mode="livemin",
         )
         self.usage_conflicts = group.gauge(
             "usage_conflicts",
@@ -389,12 +317,6 @@ class Telemetry:
             "usage_refused",
             "Alarm: events that Postgres refuses or that were damaged.",
             do="`tollgate spool list` shows them; accept or discard each.",
-        )
-        self.spool_quarantined = group.gauge(  # each worker counts them all
-            "spool_quarantined_records",
-            "Alarm: damaged records of this host's spools that wait for a person.",
-            do="`tollgate spool list` shows them; `tollgate spool accept` or `discard` each.",
-            mode="livemax",
         )
         self.mail_attempts = group.counter(
             "mail_attempts",
@@ -412,6 +334,46 @@ class Telemetry:
         for outcome in DELIVERY_OUTCOMES:
             start_at_zero(self.mail_attempts, outcome)
             start_at_zero(self.webhook_attempts, outcome)
+
+    def _make_spool_metrics(self, group: MetricGroup) -> None:
+        self.spool_backlog = group.gauge(
+            "spool_backlog_events",
+            "Usage events on disk that Postgres does not have yet.",
+            do="Growing: Postgres is away or slow. Nothing is lost while the disk has room.",
+        )
+        self.spool_lag = group.gauge(
+            "spool_lag_seconds",
+            "The age of the oldest usage event that Postgres does not have; 0: it has all.",
+            do="Above a minute: `tollgate status`, then Postgres. Budgets lag as much.",
+            mode="livemax",
+        )
+        self.spool_unsynced = group.gauge(
+            "spool_unsynced_seconds",
+            "The age of the oldest record of usage that is written and not synced; 0: all are.",
+            do="Above 0.005 answers wait for the disk: it is slow, or others keep it busy.",
+            mode="livemax",
+        )
+        self._spool_counters = tuple(
+            group.counter(f"spool_{name}", text, do=do)
+            for name, text, do in (
+                ("writes", "Writes to spools.", "Over requests about one; long answers add some."),
+                ("syncs", "Syncs of spools; requests share them.", "They load the disk."),
+                ("bytes", "Bytes written to spools.", "Over requests about a thousand."),
+            )
+        )
+        self._spool_counts = SpoolCounts(0, 0, 0)
+        self.spool_free_bytes = group.gauge(
+            "spool_free_bytes",
+            "Room on the disk that usage is recorded on before Postgres has it.",
+            do="Make room: with 256 KiB left no request is served.",
+            mode="livemin",
+        )
+        self.spool_quarantined = group.gauge(  # each worker counts them all
+            "spool_quarantined_records",
+            "Alarm: damaged records of this host's spools that wait for a person.",
+            do="`tollgate spool list` shows them; `tollgate spool accept` or `discard` each.",
+            mode="livemax",
+        )
 
     def _make_process_metrics(self) -> None:
         group = MetricGroup("Processes", self.made)
@@ -497,8 +459,14 @@ class Telemetry:
         )
 
     def engine_status(self, status: ReplicaStatus) -> None:
-        for field, gauge in self.engine_gauges.items():
-            gauge.labels(status.model).set(getattr(status, field))
+        self.engine_gauges.show(status)
+
+    def spool_written(self, counts: SpoolCounts) -> None:
+        for counter, before, now in zip(
+            self._spool_counters, self._spool_counts, counts, strict=True
+        ):
+            counter.inc(now - before)
+        self._spool_counts = counts
 
     def cache_leases_became(self, model: str, outcome: str, number: int) -> None:
         self.cache_leases.labels(self.label(model), outcome).inc(number)
@@ -563,9 +531,7 @@ class Telemetry:
     def zero_gone(self, *, engines: Iterable[str], rooms: Iterable[str]) -> None:
         """Set the gauges of models that are not served any more to zero: a file that processes
         share forgets none."""
-        for model in self._gone("engines", frozenset(engines)):
-            for gauge in self.engine_gauges.values():
-                gauge.labels(model).set(0)
+        self.engine_gauges.zero(self._gone("engines", frozenset(engines)))
         for model in self._gone("rooms", frozenset(rooms)):
             self.waiting_rooms(model, ())
 

@@ -34,6 +34,7 @@ from billing.ingestion.shipper import Alarms, OnBooked, Shipper
 from billing.invoices.accounts import BillingTerms
 from billing.invoices.invoicer import Invoicer
 from billing.spool.spool import Spool
+from billing.spool.sync_policy import SyncPolicy
 from gateway.db import create_engine
 from gateway.home import Home
 from gateway.ids import uuid7
@@ -91,10 +92,17 @@ class Site(msgspec.Struct, frozen=True):
     home: Home
     saves_early: bool
     """The planted bug: the offset is saved before the commit."""
+    sync: SyncPolicy | None = None
+    """The policy of all spools; None: gateways take turns."""
 
     @property
     def database_url(self) -> str:
         return embedded.postgres_url(self.home)
+
+    def policy(self, name: str) -> SyncPolicy:
+        if self.sync is not None:
+            return self.sync
+        return "before_answer" if name == GATEWAYS[-1] else "group"
 
     def journal(self, name: str) -> Path:
         return self.home.logs / f"{name}.journal"
@@ -130,7 +138,8 @@ def run_process(site: Site, name: str) -> None:
 async def live(site: Site, name: str) -> None:
     stop = told_to_stop()
     db = create_engine(site.database_url)
-    spool = await Spool.open(site.home.spool / name, segment_bytes=SEGMENT_BYTES)
+    folder = site.home.spool / name
+    spool = await Spool.open(folder, policy=site.policy(name), segment_bytes=SEGMENT_BYTES)
     adopts = site.home.spool if name in SHIPPERS else None
     shipper = Shipper(spool, db, adopt_from=adopts)
     shipper.start()

@@ -1,7 +1,7 @@
 """Gateways, shippers, who invoices and Postgres, killed at random while usage flows and months end;
 and what books and invoices say then.
 
-    python -m tests.chaos.metering [--kills 1000] [--seed 1]
+    python -m tests.chaos.metering [--kills 1000] [--seed 1] [--sync group|before_answer]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from multiprocessing.context import ForkServerProcess
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import psutil
@@ -32,6 +32,7 @@ from billing.invoices.accounts import add_rate, set_account
 from billing.invoices.invoicer import Invoicer
 from billing.pricing.rating import rate
 from billing.reconciliation.checks import check_invoices, check_ledger
+from billing.spool.sync_policy import SyncPolicy
 from billing.tables import AMOUNTS, EPOCH, to_moment
 from gateway.db import create_engine
 from gateway.home import Home
@@ -302,12 +303,18 @@ def is_due(row: sa.Row[Any], answered: set[str]) -> bool:
 
 
 async def run(
-    kills: int, *, seed: int, saves_early: bool = False, until_late: bool = False
+    kills: int,
+    *,
+    seed: int,
+    saves_early: bool = False,
+    until_late: bool = False,
+    sync: SyncPolicy | None = None,
 ) -> Verdict:
     """Kill so often, let everything come to rest, and judge. until_late: there must be usage that
-    came too late for its invoice, however few kills there are."""
+    came too late for its invoice, however few kills there are. sync: of all spools; None: one of
+    the gateways has each policy."""
     folder = make_scratch()
-    site = Site(Home(folder), saves_early)
+    site = Site(Home(folder), saves_early, sync)
     site.home.create()
     site.pass_days(0)
     arena = Arena(site, random.Random(seed))
@@ -331,9 +338,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sync", choices=get_args(SyncPolicy), help="of all spools")
     options = parser.parse_args()
     began_s = time.monotonic()
-    verdict = asyncio.run(run(options.kills, seed=options.seed))
+    verdict = asyncio.run(run(options.kills, seed=options.seed, sync=options.sync))
     print(msgspec.json.format(msgspec.json.encode(verdict), indent=2).decode())
     print(f"{options.kills} kills in {time.monotonic() - began_s:.0f} s")
     sys.exit(0 if verdict.sound else 1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.budget import cycles
+from billing.spool.sync_policy import SyncPolicy
+from tests.budget import NIGHT, cycles
 from tests.chaos.metered import ACCOUNTS, GATEWAYS, INVOICERS, SHIPPERS
 from tests.chaos.metering import POSTGRES, run
 
@@ -15,8 +16,18 @@ KILLS = cycles(100, daily=20)
 KILLS_THAT_TELL = 12
 
 
-async def test_kills_lose_nothing_double_nothing_and_invent_nothing() -> None:
-    verdict = await run(KILLS, seed=6, until_late=True)
+@pytest.mark.parametrize(
+    "sync",
+    [
+        pytest.param(None, id="one-gateway-each"),
+        pytest.param("group", marks=NIGHT),
+        pytest.param("before_answer", marks=NIGHT),
+    ],
+)
+async def test_kills_lose_nothing_double_nothing_and_invent_nothing(
+    sync: SyncPolicy | None,
+) -> None:
+    verdict = await run(KILLS, seed=6, until_late=True, sync=sync)
     assert (verdict.lost, verdict.phantom, verdict.wrong) == ([], [], [])
     assert sum(verdict.killed.values()) >= KILLS
     assert verdict.killed.keys() == {*GATEWAYS, *SHIPPERS, *INVOICERS, POSTGRES}

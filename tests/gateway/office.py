@@ -264,7 +264,7 @@ class Office:
         """Wait until what the spool was told is in its file."""
         await asyncio.sleep(0)  # a task that was just made begins
         async with asyncio.timeout(30):
-            while self.services.spool._dirty.is_set() or self.services.spool._flushing:
+            while self.services.spool._buffer or self.services.spool._flushing:
                 await asyncio.sleep(0.01)
 
     async def billed(self) -> list[UsageEvent]:

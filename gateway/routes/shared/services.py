@@ -140,6 +140,8 @@ class Services(msgspec.Struct, kw_only=True):
         self.telemetry.tasks.set(len(asyncio.all_tasks()))
         self.telemetry.spool_backlog.set(self.spool.backlog)
         self.telemetry.spool_lag.set(self.spool.lag_s(time.time()))
+        self.telemetry.spool_unsynced.set(self.spool.unsynced_s)
+        self.telemetry.spool_written(self.spool.counts)
         self.telemetry.usage_conflicts.set(self.shipper.alarms.conflicts)
         self.telemetry.usage_refused.set(self.shipper.alarms.refused)
 

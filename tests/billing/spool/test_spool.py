@@ -145,6 +145,7 @@ async def test_a_full_disk_refuses_keeps_and_recovers(
     assert caplog.text.count("spool cannot write (spool_full)") == 1
 
 
+@pytest.mark.usefixtures("in_threads")
 async def test_a_disk_that_fails_breaks_the_spool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +175,7 @@ async def test_a_disk_that_fails_breaks_the_spool(
     assert events[attempt.id].quantities == Quantities(output=4)
 
 
+@pytest.mark.usefixtures("in_threads")
 async def test_closes_that_queued_behind_a_failing_write_fail_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +188,7 @@ async def test_closes_that_queued_behind_a_failing_write_fail_with_it(
             queued.append(asyncio.create_task(spool.close(an_event())))
 
         loop.call_soon_threadsafe(queue_another)
-        while not spool._waiters:
+        while not spool._sync_waiters:
             pass
         raise OSError(errno.EIO, "Input/output error")
 

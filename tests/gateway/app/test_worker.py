@@ -35,6 +35,7 @@ class Application:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         assert scope["type"] == "lifespan"
         await receive()
+        self.monkeypatch.setattr("billing.spool.sync._kernel", lambda: None)  # syncs in threads
         spool = await Spool.open(self.folder)
         self.state.services = SimpleNamespace(spool=spool, configuration=None, telemetry=None)
         await send({"type": "lifespan.startup.complete"})

@@ -26,8 +26,8 @@ OF_ENGINES = """\
 INSERTED = {
     "gateway/telemetry/metrics.py": {
         "        self.tasks = group.gauge(": ENTRIES,
-        '    "num_preemptions": (': OF_ENGINES,
     },
+    "gateway/telemetry/engine_gauges.py": {'    "num_preemptions": (': OF_ENGINES},
     "gateway/routes/shared/services.py": {"        self.telemetry.tasks.set(": USES},
 }
 

@@ -1,0 +1,82 @@
+"""Shows what engines tell in their status as gauges of their models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.protocol import ReplicaStatus
+from gateway.telemetry.metric_group import MetricGroup
+
+ENGINE_GAUGES = {
+    "num_running": (
+        "num_requests_running",
+        "Requests in the batch.",
+        "At `max_num_seqs` all the time, with a queue: the engine is at its bound.",
+    ),
+    "num_waiting": (
+        "num_requests_waiting",
+        "Requests queued.",
+        "Growing: more comes than is computed. Add a replica, or move work to the batch lane.",
+    ),
+    "kv_cache_usage": (
+        "kv_cache_usage_perc",
+        "KV blocks held, 0 to 1.",
+        "Near 1 with preemptions: a larger KV cache, shorter contexts or fewer requests at once.",
+    ),
+    "num_blocks": ("kv_cache_blocks", "KV blocks there are.", "A size, of 16 tokens each."),
+    "num_leased_blocks": (
+        "kv_cache_leased_blocks",
+        "KV blocks that are kept for a time for who paid for it.",
+        "They leave less to everybody else; `cache_lease_share` bounds them.",
+    ),
+    "prefix_cache_hit_tokens": (
+        "prefix_cache_hit_tokens",
+        "Prompt tokens found in the prefix cache since its start.",
+        "Its rate over that of the next is the hit rate.",
+    ),
+    "prefix_cache_query_tokens": (
+        "prefix_cache_query_tokens",
+        "Prompt tokens looked up since the engine's start.",
+        "Falling back to zero: the engine started anew.",
+    ),
+    "num_preemptions": (
+        "num_preemptions",
+        "Preemptions since the engine's start.",
+        "Each computes a prompt twice: the KV cache is too small for what runs at once.",
+    ),
+    "generated_tokens": (
+        "generation_tokens",
+        "Tokens generated since the engine's start.",
+        "Its rate is the engine's throughput.",
+    ),
+    "num_draft_tokens": (
+        "spec_decode_draft_tokens",
+        "Guessed tokens verified since the engine's start.",
+        "Zero with `speculative` set: nothing could be guessed.",
+    ),
+    "num_accepted_tokens": (
+        "spec_decode_accepted_tokens",
+        "Guessed tokens that were right, since then.",
+        "Below a third of the guessed: guessing costs more than it brings.",
+    ),
+}
+"""By the field of `ReplicaStatus`: the metric that shows it, by model, its help text and what to do
+about it. Every worker hears the same engine, so the most recent word is the right one."""
+
+
+class EngineGauges:
+    def __init__(self, group: MetricGroup) -> None:
+        self.gauges = {
+            field: group.gauge(name, text, "model", do=do, mode="mostrecent")
+            for field, (name, text, do) in ENGINE_GAUGES.items()
+        }
+
+    def show(self, status: ReplicaStatus) -> None:
+        for field, gauge in self.gauges.items():
+            gauge.labels(status.model).set(getattr(status, field))
+
+    def zero(self, models: Iterable[str]) -> None:
+        """Set what was told of models that are gone to zero."""
+        for model in models:
+            for gauge in self.gauges.values():
+                gauge.labels(model).set(0)
