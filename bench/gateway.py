@@ -1,15 +1,15 @@
 """Measure what the gateway costs in front of an upstream that costs nothing, beside the least
 possible.
 
-`python -m bench.gateway [--seconds S] [--workers N] [--kit FOLDER] [--profile] [--dry]`: starts the
-upstreams, the two passthroughs of `bench.tools.floor` (bare ASGI, and a bare Litestar route: the
-same server, loop and HTTP client, and nothing else) and, in a home of its own, `tollgate up`,
-everything on: keys, limits, spool, Postgres, Redis. The same load goes straight to the upstreams
-and through each, in the same run; one table shows them with ratios to the bare passthrough. Where
-there are two cores or more, upstreams, load generator and stores get the last one and what is
-measured the others. With `--kit` upstreams and load are those of `bench.tools.kit`, in C: they
-leave that core to the stores and to the second of two workers, and take a tenth of the time to wake
-up, which counts at 20 requests a second.
+`python -m bench.gateway [--seconds S] [--workers N] [--kit FOLDER] [--profile] [--spool-sync
+POLICY] [--dry]`: starts the upstreams, the two passthroughs of `bench.tools.floor` (bare ASGI, and
+a bare Litestar route: the same server, loop and HTTP client, and nothing else) and, in a home of
+its own, `tollgate up`, everything on: keys, limits, spool, Postgres, Redis. The same load goes
+straight to the upstreams and through each, in the same run; one table shows them with ratios to the
+bare passthrough. Where there are two cores or more, upstreams, load generator and stores get the
+last one and what is measured the others. With `--kit` upstreams and load are those of
+`bench.tools.kit`, in C: they leave that core to the stores and to the second of two workers, and
+take a tenth of the time to wake up, which counts at 20 requests a second.
 
 `--profile` says instead where the processor time of a whole answer goes (`bench.tools.hot_path`).
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import httpx
 import msgspec
@@ -45,6 +46,7 @@ from bench.tools.kit import Kit, Load, OwnLoad
 from bench.tools.load import Target, percentiles_ms
 from bench.tools.ports import free_port
 from bench.tools.record import record
+from billing.spool.sync_policy import SyncPolicy
 from gateway.home import Home
 from gateway.processes.embedded_databases import postgres_url, redis_url
 
@@ -75,6 +77,10 @@ MODEL = """
 [[model]]
 name = "{name}"
 upstream = "{url}"
+"""
+SPOOL = """
+[spool]
+sync = "{policy}"
 """
 PLAN = """
 [plan.default]
@@ -116,6 +122,10 @@ FIGURES = (
     Figure("requests/s", "whole.closed.requests_per_s", ">= 2,000"),
     Figure("CPU ms/request", "whole.cpu_ms.serving"),
     Figure("stores' CPU ms/request", "whole.cpu_ms.stores"),
+    Figure("spool writes/request", "whole.spool.writes", "<= 1"),
+    Figure("spool syncs/request", "whole.spool.syncs"),
+    Figure("spool bytes/request", "whole.spool.bytes"),
+    Figure("spool syncs/request at 20/s", "whole.spool_at_20.syncs"),
     Figure("events/s, a stream at once", "stream.closed.events_per_s", ">= 60,000"),
     Figure("events/s, each by itself", "each.closed.events_per_s", ">= 60,000"),
     Figure("CPU ms/stream, each by itself", "each.cpu_ms.serving"),
@@ -170,9 +180,11 @@ def wait_until_ready(url: str, started: subprocess.Popen[bytes], log: Path) -> N
 
 
 class Meter:
-    """Processor time and memory of who serves, and the time of the stores behind it."""
+    """Processor time and memory of who serves, the time of the stores behind it, and what it writes
+    to its spool, where it shows that at `metrics`."""
 
-    def __init__(self, root: int) -> None:
+    def __init__(self, root: int, metrics: str | None = None) -> None:
+        self._metrics = metrics
         self._root = psutil.Process(root)
         tree = self._root.children(recursive=True)
         self._workers = [child for child in tree if "worker" in arguments_of(child)]
@@ -196,6 +208,14 @@ class Meter:
             name: sum(process_s(each.pid) for each in group if each.is_running())
             for name, group in groups.items()
         }
+
+    def spool(self) -> dict[str, float]:
+        """Count the spool's writes, syncs and bytes so far, of a worker alone."""
+        if self._metrics is None:
+            return {}
+        text = httpx.get(self._metrics, timeout=10).text
+        found = re.findall(r"^tollgate_spool_(writes|syncs|bytes)_total (\S+)$", text, re.MULTILINE)
+        return {name: float(count) for name, count in found}
 
     def memory_mb(self) -> dict[str, float]:
         """Measure the memory of each process that serves: all that is resident, and where pages
@@ -235,7 +255,7 @@ def measure(
     for name, kind in kinds.items():
         target = Target(urls[kind.model], kind.model, api_key, kind.stream)
         load.closed(target, kind.connections, min(WARM_UP_S, seconds))
-        before = meter.cpu_s() if meter else {}
+        before, written = (meter.cpu_s(), meter.spool()) if meter else ({}, {})
         lasting = max(seconds, PACED_LEAST_S) if name == "paced" else seconds
         closed = checked(load.closed(target, kind.connections, lasting))
         after = meter.cpu_s() if meter else {}
@@ -244,11 +264,24 @@ def measure(
             for group in after
         }
         result[name] = {"closed": closed, "cpu_ms": cpu_ms}
+        if meter:
+            result[name]["spool"] = each_of(closed, written, meter.spool())
         if name == "whole":
-            result[name]["opened"] = checked(load.opened(target, RATE_PER_S, seconds))
+            written = meter.spool() if meter else {}
+            opened = checked(load.opened(target, RATE_PER_S, seconds))
+            result[name]["opened"] = opened
+            if meter:
+                result[name]["spool_at_20"] = each_of(opened, written, meter.spool())
     if meter:
         result["memory_mb"] = meter.memory_mb()
     return result
+
+
+def each_of(
+    summary: dict[str, Any], before: Mapping[str, float], after: Mapping[str, float]
+) -> dict[str, float]:
+    """Return by how much counts have grown for each request."""
+    return {name: round((after[name] - before[name]) / summary["requests"], 3) for name in after}
 
 
 def checked(summary: dict[str, Any]) -> dict[str, Any]:
@@ -284,10 +317,11 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def notes(result: Mapping[str, Any]) -> Iterator[str]:
-    synced = result["sync_ms"]
+    synced, policy = result["sync_ms"], result["spool_sync"]
+    waits = "goes out before" if policy == "group" else "waits for"
     yield (
-        f"a whole answer waits for one sync of the spool: here alone p50 {synced['p50']} ms, "
-        f"p99 {synced['p99']} ms"
+        f"a whole answer {waits} its sync in the spool ({policy}): here alone p50 "
+        f"{synced['p50']} ms, p99 {synced['p99']} ms"
     )
     if "scaled" in result:
         scaled = result["scaled"]
@@ -323,6 +357,8 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     """Cores of what is measured."""
     loaded: set[int]
     """Cores of the rest."""
+    spool_sync: SyncPolicy = "group"
+    """The policy of the gateway's spool."""
 
     def upstreams(self, stack: ExitStack) -> dict[str, str]:
         """Starts them; the base URL of each model's."""
@@ -423,13 +459,14 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
         home, port = self.folder / f"home{name or workers}", free_port()
         config, log = self.folder / f"tollgate{name}.toml", self.folder / f"up{name or workers}.log"
         written = [MODEL.format(name=model, url=url) for model, url in models.items()]
-        config.write_text("".join([*written, PLAN.format(limit=UNLIMITED), settings]))
+        spool = SPOOL.format(policy=self.spool_sync)
+        config.write_text("".join([*written, PLAN.format(limit=UNLIMITED), spool, settings]))
         command = [str(Path(sys.executable).parent / "tollgate"), "up", "--home", str(home)]
         command += ["--port", str(port), "--config", str(config), "--workers", str(workers)]
         base = f"http://127.0.0.1:{port}"
         with process(command, log, cores) as started:
             wait_until_ready(base + "/health/ready", started, log)
-            meter = Meter(started.pid)
+            meter = Meter(started.pid, f"{base}/metrics" if workers == 1 else None)
             meter.move_stores(self.loaded)
             yield f"{base}/v1", api_key(home), meter
 
@@ -443,6 +480,7 @@ def run(bench: Bench, workers: int) -> dict[str, Any]:
         "load_average_before": load_average,
         "load": "ours" if bench.kit is None else "C",
         "sync_ms": sync_ms(bench.folder),
+        "spool_sync": bench.spool_sync,
     }
     with ExitStack() as stack:
         urls = bench.upstreams(stack)
@@ -484,6 +522,9 @@ def main() -> None:
     parser.add_argument(
         "--profile", action="store_true", help="where a request's processor time goes, instead"
     )
+    parser.add_argument(
+        "--spool-sync", choices=get_args(SyncPolicy), default="group", help="`[spool] sync`"
+    )
     parser.add_argument("--dry", action="store_true", help="print the result, record nothing")
     options = parser.parse_args()
     served, loaded = share_cores()
@@ -497,6 +538,7 @@ def main() -> None:
             seconds=options.seconds,
             served=served,
             loaded=loaded,
+            spool_sync=options.spool_sync,
         )
         if options.profile:
             name, result = "gateway_profile", run_profile(bench)

@@ -3,14 +3,15 @@
     python -m bench.metering [--events N] [--invoice-events N [--no-whole]] [--dry]
 
 One throw-away Postgres with fsync on, in a folder of --at (a disk, not memory). `closes`: into a
-spool by 64 streams open at once, each acknowledged once it is on disk. `events`: batches as the
-shipper books them, full ledger, by one process and by two, each on a connection of its own, and
-what an event costs of processor time on either side, which a busy machine changes less. `usage`:
-thirty days by day of a tenant with a hundred million events, from the rollups, whose rows are made
-directly. `invoice`: a month of ten million events, from close to final; made directly are its sums
-by hour, as booking writes them, the rows of the events that came late, which it reads by
-themselves, and those of all others (nine gigabytes and some minutes), among which it finds these;
---no-whole leaves them out. The result goes to `bench/results/`.
+spool by 64 streams open at once, each acknowledged by one sync policy and by the other, with the
+writes and syncs of each. `events`: batches as the shipper books them, full ledger, by one process
+and by two, each on a connection of its own, and what an event costs of processor time on either
+side, which a busy machine changes less. `usage`: thirty days by day of a tenant with a hundred
+million events, from the rollups, whose rows are made directly. `invoice`: a month of ten million
+events, from close to final; made directly are its sums by hour, as booking writes them, the rows of
+the events that came late, which it reads by themselves, and those of all others (nine gigabytes and
+some minutes), among which it finds these; --no-whole leaves them out. The result goes to
+`bench/results/`.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from billing.pricing.price_book import PriceBook
 from billing.reconciliation.checks import check_ledger
 from billing.reports.usage import usage_completions
 from billing.spool.spool import Spool
+from billing.spool.sync_policy import SyncPolicy
 from billing.tables import AMOUNTS, REQUESTS
 from gateway.db import create_engine
 from gateway.home import Home
@@ -187,8 +189,8 @@ async def age(db: AsyncEngine) -> None:
 # Into the spool.
 
 
-async def closes_per_s(folder: Path, count: int) -> dict[str, float]:
-    spool = await Spool.open(folder)
+async def closes_per_s(folder: Path, count: int, policy: SyncPolicy) -> dict[str, float]:
+    spool = await Spool.open(folder, policy=policy)
     events = some_events(count, 7)
     took: list[float] = []
 
@@ -203,9 +205,17 @@ async def closes_per_s(folder: Path, count: int) -> dict[str, float]:
     began_s = time.perf_counter()
     await asyncio.gather(*(close_some(events[way::SPOOL_WAYS]) for way in range(SPOOL_WAYS)))
     rate = count / (time.perf_counter() - began_s)
+    counts = spool.counts
     await spool.shutdown()
     quantiles = statistics.quantiles(took, n=100)
-    return {"closes_per_s": rate, "p50_ms": quantiles[49] * 1e3, "p99_ms": quantiles[98] * 1e3}
+    return {
+        "closes_per_s": rate,
+        "p50_ms": quantiles[49] * 1e3,
+        "p99_ms": quantiles[98] * 1e3,
+        "writes_each": counts.writes / count,
+        "syncs_each": counts.syncs / count,
+        "bytes_each": counts.bytes / count,
+    }
 
 
 # Onto a report.
@@ -342,7 +352,9 @@ async def invoice_s(db: AsyncEngine, num_events: int) -> float:
 async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     home = Home(folder / "home")
     home.create()
-    found: dict[str, Any] = await closes_per_s(folder / "spool", options.closes)
+    found: dict[str, Any] = await closes_per_s(folder / "spool", options.closes, "group")
+    waiting = await closes_per_s(folder / "other-spool", options.closes, "before_answer")
+    found |= {f"{name}_before_answer": figure for name, figure in waiting.items()}
     server = await embedded.start_postgres(home)
     url = embedded.postgres_url(home)
     try:
@@ -395,7 +407,7 @@ def main() -> None:
     finally:
         shutil.rmtree(folder)
     for name, value in found.items():
-        print(f"{name:26} {value:14,.2f}{verdict(name, value)}")
+        print(f"{name:28} {value:14,.2f}{verdict(name, value)}")
     if not options.dry:
         print(record("metering", {"events": options.events, "whole": options.whole, **found}))
 
