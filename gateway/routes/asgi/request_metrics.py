@@ -74,12 +74,14 @@ class RequestMetrics:
             is_queued = meter is not None and meter.is_handed_over
             if meter is not None and not is_queued:
                 meter.judge(int(status))
+            # As its time to the first token: a short answer is written at once, and ends with it.
+            since = begun_at if meter is None else min(begun_at, meter.received_at)
             access_log: AccessLog | None = shared.get(ACCESS_LOG)
             if access_log is not None:
                 access_log.note(
                     NotedAnswer(
                         time.time(),
-                        time.perf_counter() - begun_at,
+                        time.perf_counter() - since,
                         state.get(ASKED_METHOD) or scope["method"],
                         route,
                         status,
