@@ -111,9 +111,12 @@ def next_beat(now: float, interval_s: float) -> float:
 
 
 class Flusher(ABC):
-    """Keeps what was noted in memory and writes it every `interval_s`, in a task of its own."""
+    """Keeps what was noted in memory and writes it every `interval_s`, in a task of its own.
+    `interval_s`, `apart_s`: as of `Periodic`."""
 
-    def __init__(self, name: str, interval_s: float) -> None:
+    def __init__(
+        self, name: str, interval_s: float | Callable[[], float], *, apart_s: float = 0.0
+    ) -> None:
         self._periodic = Periodic(
             name,
             interval_s,
@@ -121,7 +124,12 @@ class Flusher(ABC):
             log=logging.getLogger(type(self).__module__),
             failure=f"{name}: not done",
             at_once=False,
+            apart_s=apart_s,
         )
+
+    def wake(self) -> None:
+        """Let it be written now instead of at the end of the interval."""
+        self._periodic.wake()
 
     def start(self) -> None:
         self._periodic.start()

@@ -255,11 +255,18 @@ _REFUNDED = sa.text("""
         AS r(id, refund_id, refunded_pico)
     WHERE l.id = r.id
 """)
-_ANY_OWED = sa.text(f"""
-    SELECT EXISTS (
-        SELECT FROM cache_leases l JOIN usage_events u ON u.id = l.event_id
+_ARE_OWED = f"""
+    EXISTS (SELECT FROM cache_leases l JOIN usage_events u ON u.id = l.event_id
         WHERE l.refunded_pico IS NULL AND l.outcome <> 'kept' AND NOT ({WAITS}))
-""")
+"""
+_ANY_OWED = sa.text(f"SELECT {_ARE_OWED}")
+NEXT_DUE = f"""
+    SELECT least((SELECT now() FROM cache_leases WHERE ended_at IS NULL LIMIT 1),
+        (SELECT min(booked_at) + interval '{RECORDED_WITHIN}' FROM cache_writes),
+        (SELECT now() WHERE {_ARE_OWED}))
+"""
+"""SQL: the moment at which there is something to sweep, or NULL. While a lease is open that is now:
+only who sees the engines knows which are gone."""
 
 
 async def refund(db: AsyncEngine, announce: Announce = announce_to_nobody) -> int:

@@ -38,7 +38,7 @@ _SUPERSEDE = sa.text("""
     VALUES (:request_id, :org_id, :superseded_by, :claimed_at) ON CONFLICT DO NOTHING
 """)
 _TOTAL = f"({' + '.join(f'coalesce(r.{name}, u.{name})' for name in AMOUNTS)})"
-_STANDING = sa.text(f"""
+_STOOD = f"""
     {select_rated_events(UNKEPT)}
     JOIN superseded_requests s ON s.org_id = u.org AND s.request_id = u.request_id
         AND u.admitted_at BETWEEN s.claimed_at - interval '{RUNS_FOR}'
@@ -46,7 +46,10 @@ _STANDING = sa.text(f"""
     WHERE s.superseded_at > now() - interval '{LOOKED_FOR}' AND u.kind = 'usage'
         AND {_TOTAL} > 0 AND NOT ({WAITS})
     ORDER BY u.id LIMIT {MAX_BATCH}
-""")
+"""
+_STANDING = sa.text(_STOOD)
+NEXT_DUE = f"SELECT now() WHERE EXISTS ({_STOOD})"
+"""SQL: the moment at which there is something to take back, or NULL."""
 
 
 async def supersede(

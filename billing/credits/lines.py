@@ -117,9 +117,7 @@ async def sweep(db: AsyncEngine, cursor: SweepCursor | None = None) -> int:
     return len(due)
 
 
-_DUE = sa.text(f"""
-    SELECT org_id FROM credit_lines l
-    WHERE l.org_id > :behind AND (
+_IS_DUE = f"""(
         l.leased_until < now() - interval '{EXPIRY_MARGIN.total_seconds()} seconds'
         OR EXISTS (
             SELECT FROM unpaid_usage u WHERE u.org_id = l.org_id AND (
@@ -131,8 +129,18 @@ _DUE = sa.text(f"""
                 (g.revoked_at IS NOT NULL AND g.id NOT IN (SELECT grant_id FROM credit_leases))
                 OR g.expires_at < now() - interval '{EXPIRY_GRACE.total_seconds()} seconds'))
         OR {HAS_EXPIRED})
+"""
+_DUE = sa.text(f"""
+    SELECT org_id FROM credit_lines l WHERE l.org_id > :behind AND {_IS_DUE}
     ORDER BY org_id LIMIT :most
 """)
+NEXT_DUE = f"""
+    SELECT least((SELECT now() FROM credit_lines l WHERE {_IS_DUE} LIMIT 1),
+        (SELECT min(leased_until) + interval '{EXPIRY_MARGIN.total_seconds()} seconds'
+            FROM credit_lines),
+        (SELECT min(expires_at) FROM top_ups WHERE state = 'requested'))
+"""
+"""SQL: the moment at which there is something to sweep next, or NULL."""
 
 
 _OPEN_LINE = sa.text(f"""

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -26,6 +27,7 @@ from billing.errors import SpoolLocked
 from billing.events import UsageEvent
 from billing.ingestion.ingest import MAX_BATCH, ingest
 from billing.ingestion.settle_late import settle_late
+from billing.spool.directory import is_free
 from billing.spool.spool import Spool
 from foundation.periodic import Periodic
 
@@ -149,18 +151,22 @@ class Shipper:
             return
 
     async def _adopt_all(self, parent: Path) -> None:
+        left = [lock for lock in sorted(parent.glob("*/lock")) if is_free(lock)]
+        if not left:
+            return
         try:
-            await (await self._db.connect()).close()
+            async with self._db.connect() as conn:
+                await conn.execute(sa.text("SELECT 1"))
         except Exception as error:
             # Opening a spool adds a segment to it, so none is opened in vain.
             log.warning("adopting waits for Postgres: %r", error)
             return
         callbacks = (self._on_recovered, self._on_booked, self._on_left)
-        for lock in sorted(parent.glob("*/lock")):
+        for lock in left:
             try:
                 await adopt(self._db, lock.parent, self.alarms, *callbacks)
             except SpoolLocked:
-                continue  # its process is alive, or it is our own
+                continue  # somebody else was faster
             except Exception as error:
                 log.warning("adopting %s failed, it is tried again: %r", lock.parent, error)
 

@@ -534,6 +534,21 @@ def _lock(path: Path, wait_s: float) -> int:
         os.close(fd)
 
 
+def is_free(lock: Path) -> bool:
+    """Tell whether no living process holds a spool, by its lock file. An own one counts as held."""
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)  # which lets it go
+    return True
+
+
 def _is_still(fd: int, path: Path) -> bool:
     """Return False when the lock file was removed with its directory while we waited for it."""
     try:

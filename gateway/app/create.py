@@ -52,7 +52,7 @@ from gateway.batches.runner import open_batches
 from gateway.batches.states import MESSAGES as MESSAGES_PATH
 from gateway.bookkeeping.engine_counts import start_daily_agreement
 from gateway.bookkeeping.spend_reader import PostgresBooks
-from gateway.bookkeeping.sweepers import CreditSweeper, start_superseded
+from gateway.bookkeeping.sweepers import start_credits, start_superseded, tell_of_booked
 from gateway.cache_report.leases import CacheLeases, both, place_of
 from gateway.cache_report.report import CacheReport
 from gateway.db import POOL_SIZE, ROLE_SYSTEM, ROLE_TENANT, create_engine
@@ -353,8 +353,15 @@ async def open_services(
     telemetry, spool = resources.telemetry, resources.spool
     limiter = await open_limiter(settings, resources)
     settlement = open_settlement(resources, limiter)
-    leases = CacheLeases(system_db, resources.redis, settings.models, telemetry.cache_leases_became)
+    leases = CacheLeases(
+        system_db,
+        resources.redis,
+        settings.models,
+        telemetry.cache_leases_became,
+        resources.listener,
+    )
     on_booked = both(both(leases.booked, limiter.counters.book), telemetry.booked)
+    on_booked = both(on_booked, partial(tell_of_booked, resources.listener))
     shipper = start_shipper(resources, settlement, on_booked)
     near = settings.egress_to_loopback
     auth = await open_auth(resources, issuer=settings.issuer, allow_loopback=near)
@@ -380,7 +387,12 @@ async def open_services(
         generation=generation,
         telemetry=telemetry,
         readiness=Readiness(
-            fleet=models.fleet, redis=resources.redis, spool=spool, db=system_db, shipper=shipper
+            fleet=models.fleet,
+            redis=resources.redis,
+            spool=spool,
+            db=system_db,
+            shipper=shipper,
+            listener=resources.listener,
         ),
         authenticator=auth.authenticator,
         authority=auth.authority,
@@ -390,6 +402,7 @@ async def open_services(
         system_db=system_db,
         redis=resources.redis,
         cors_origins=auth.cors_origins,
+        listener=resources.listener,
         spool=spool,
         shipper=shipper,
         engines=models.engines,
@@ -585,7 +598,7 @@ def start_shipper(
 
 def start_bookkeeping(settings: Settings, resources: Resources, models: ServedModels) -> None:
     stack, system_db = resources.stack, resources.system_db
-    start_superseded(stack, system_db, resources.redis)
+    start_superseded(resources)
     invoicer = Invoicer(system_db, on_suspension=lambda: announce_suspensions(resources.redis))
     invoicer.start()
     stack.push_async_callback(invoicer.close)
@@ -600,9 +613,7 @@ async def open_limiter(settings: Settings, resources: Resources) -> Limiter:
     refused_caps = RefusedCaps(system_db)
     refused_caps.start()
     stack.push_async_callback(refused_caps.close)
-    sweeper = CreditSweeper(system_db)
-    sweeper.start()
-    stack.push_async_callback(sweeper.close)
+    start_credits(resources)
     books = PostgresBooks(system_db)
     limiter = Limiter(
         resources.redis,

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -29,6 +30,7 @@ import uvicorn
 from litestar import Litestar
 
 from billing.spool.spool import Spool
+from foundation.periodic import BEAT_S, next_beat
 from gateway import logs
 from gateway.app.connection import ClientConnection
 from gateway.app.create import create_app
@@ -65,7 +67,8 @@ def calm_collector() -> None:
 
 
 class _UvicornServer(uvicorn.Server):
-    """A uvicorn server that says when it listens and when it begins to leave."""
+    """A uvicorn server that says when it listens and when it begins to leave, and wakes up once a
+    second, for the Date header, instead of ten times."""
 
     def __init__(
         self,
@@ -74,9 +77,29 @@ class _UvicornServer(uvicorn.Server):
         on_started: Callable[[], None],
         on_leaving: Callable[[], None],
     ) -> None:
+        self._exit = asyncio.Event()
+        self._must_exit = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(config)
         self._on_started = on_started
         self._on_leaving = on_leaving
+
+    @property
+    def should_exit(self) -> bool:
+        return self._must_exit
+
+    @should_exit.setter
+    def should_exit(self, wanted: bool) -> None:
+        self._must_exit = wanted
+        if wanted and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._exit.set)  # by a signal or another thread
+
+    async def main_loop(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(next_beat(self._loop.time(), BEAT_S)):
+                    await self._exit.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop as uvicorn does, but return instead of dying of the signal once more."""
@@ -140,7 +163,7 @@ def run(
             )
             reading.append(asyncio.create_task(follower.run(), name="follow settings"))
             if stored is not None:
-                looking = stored.following(follower.take_up)
+                looking = stored.following(follower.take_up, services.listener)
                 reading.append(asyncio.create_task(looking.run(), name="follow stored settings"))
 
     def leaving() -> None:

@@ -32,6 +32,7 @@ from gateway.fleet.engine.kept_prefixes import KeepRequest
 from gateway.limits.recounts import recounting
 from gateway.lru import Lru
 from gateway.settings.models import ModelConfig
+from gateway.worker.work_listener import WorkListener
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +55,20 @@ class CacheLeases(Flusher):
     `count`: for the metrics."""
 
     def __init__(
-        self, db: AsyncEngine, redis: Redis, models: Iterable[ModelConfig], count: Count
+        self,
+        db: AsyncEngine,
+        redis: Redis,
+        models: Iterable[ModelConfig],
+        count: Count,
+        listener: WorkListener | None = None,
     ) -> None:
-        super().__init__("sweep cache leases", SWEEP_INTERVAL_S)
+        super().__init__(
+            "sweep cache leases",
+            lambda: SWEEP_INTERVAL_S if listener is None else listener.rest_s(SWEEP_INTERVAL_S),
+            apart_s=SWEEP_INTERVAL_S,
+        )
+        if listener is not None:
+            listener.watch("cache leases", self.wake, cache_leases.NEXT_DUE)
         self._db = db
         self._redis = redis
         self._leased_models = frozenset(leased_models(models))
@@ -137,6 +149,7 @@ class CacheLeases(Flusher):
             else:
                 self._count(lease.model, "granted", 1)
                 self._note(Counter(changed))
+                self.wake()  # it looks after the engines while a lease is open
                 return True
         return False
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -36,10 +37,14 @@ from gateway.fleet.contact import Contact, Observation
 from gateway.fleet.replica import ObservedReplica
 from gateway.fleet.router import Fleet
 from gateway.health.component import Component, Health, Kind, State, Status, replica_component
+from gateway.worker.work_listener import WorkListener
 
 log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_S = 2.0
+QUIET_PROBE_INTERVAL_S = 30.0
+"""Between two probes of Postgres while nobody asks how it is and its notifications are heard: a
+connection that is lost is noticed at once."""
 PROBE_TIMEOUT_S = 2.0
 """Bounds the probe of each store."""
 FULL_BYTES = 256 * 1024
@@ -135,8 +140,14 @@ class Readiness:
         spool: Spool,
         db: AsyncEngine | None = None,
         shipper: Shipper | None = None,
+        listener: WorkListener | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self._listener = listener
+        self._was_asked, self._postgres_at = False, -math.inf
+        self._probing = Periodic(
+            "probe", PROBE_INTERVAL_S, self.probe, log=log, failure="the stores are not probed"
+        )
         self._fleet, self._redis, self._spool = fleet, redis, spool
         self._db, self._shipper, self._clock = db, shipper, clock
         self._draining = False
@@ -220,6 +231,9 @@ class Readiness:
         return self._redis_seen
 
     async def health(self) -> Health:
+        self._was_asked = True
+        if time.monotonic() - self._postgres_at > 2 * PROBE_INTERVAL_S:
+            self._probing.wake()  # whoever asks again soon is told of now
         missing, components = await self.missing(), self.components()
         is_good = all(each.is_good for each in components)
         status: Status = "unready" if missing else "ready" if is_good else "degraded"
@@ -270,9 +284,7 @@ class Readiness:
         return msgspec.structs.replace(component, since=since)
 
     def periodic_probe(self) -> Periodic:
-        return Periodic(
-            "probe", PROBE_INTERVAL_S, self.probe, log=log, failure="the stores are not probed"
-        )
+        return self._probing
 
     async def probe(self) -> None:
         """Look after the stores and the disk, once each."""
@@ -292,8 +304,9 @@ class Readiness:
             store.answered()
 
     async def _probe_postgres(self) -> None:
-        if self._db is None:
+        if self._db is None or not self._is_postgres_due():
             return
+        self._was_asked, self._postgres_at = False, time.monotonic()
         store = self._stores["postgres"]
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S), self._db.connect() as connection:
@@ -305,6 +318,14 @@ class Readiness:
             store.failed(failure, "failing", "usage waits to be booked")
         else:
             store.answered()
+
+    def _is_postgres_due(self) -> bool:
+        is_heard = self._listener is not None and self._listener.is_hearing
+        if self._was_asked or not is_heard or self._stores["postgres"].state != "ok":
+            return True
+        if self._shipper is not None and self._shipper.failure is not None:
+            return True
+        return time.monotonic() - self._postgres_at >= QUIET_PROBE_INTERVAL_S
 
     async def _look_at_disk(self) -> None:
         self._disk = await asyncio.to_thread(look_at_disk, self._spool.directory)

@@ -13,7 +13,7 @@ from pathlib import Path
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from foundation.periodic import Periodic
+from foundation.periodic import BEAT_S, Periodic
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.home import Home
 from gateway.installation.items import read_number, read_stored, report_home
@@ -21,11 +21,16 @@ from gateway.installation.merge import Kind, Merger, file_names
 from gateway.secret import Secret, SecretError
 from gateway.settings.file import SettingsError, one_line
 from gateway.settings.load import Settings
+from gateway.worker.work_listener import WorkListener
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 """Between two looks at the number: a change is in force at all workers within two seconds."""
+HEARD_LOOK_S = 20.0
+"""Between two looks of who hears of each change; a lost notification costs as much."""
+WORK = "stored settings"
+"""The topic of the trigger on their number."""
 REPORT_S = 20.0
 """A home is said to run at least so often (`items.HOME_SEEN`)."""
 
@@ -69,16 +74,19 @@ class StoredSettingsFollower:
         """Note what came of the last settings that were to be in force; empty: they are."""
         self._problem = problem
 
-    def following(self, reload_all: ReloadAll) -> Periodic:
-        """Return what looks again and again."""
-        return Periodic(
+    def following(self, reload_all: ReloadAll, listener: WorkListener) -> Periodic:
+        """Return what looks again and again: when `listener` hears of a change, and where it hears
+        nothing, every LOOK_S."""
+        looking = Periodic(
             "follow stored settings",
-            LOOK_S,
+            lambda: HEARD_LOOK_S if listener.is_hearing else LOOK_S,
             lambda: self.look(reload_all),
             log=log,
             failure="stored settings are not looked at",
             expected=(OSError, SQLAlchemyError),
         )
+        listener.watch(WORK, looking.wake)
+        return looking
 
     async def look(self, reload_all: ReloadAll) -> None:
         """Look once. Raises: OSError, sqlalchemy.exc.SQLAlchemyError."""
@@ -89,7 +97,7 @@ class StoredSettingsFollower:
             # What could not even be read is not tried again at each look, but at its next change.
             self._tried = max(self._tried, number)
         found = (self._tried, self._problem, self._file_names)
-        if found != self._reported or self._clock() - self._reported_at > REPORT_S:
+        if found != self._reported or self._clock() - self._reported_at > REPORT_S - BEAT_S:
             async with self._db.begin() as conn:
                 await report_home(conn, self._home, *found)
             self._reported, self._reported_at = found, self._clock()

@@ -51,6 +51,8 @@ SINCE = "tollgate:since"
 """When this Redis began to know anything, by its own clock in microseconds; 0: before anything was
 ever used."""
 WATCH_S = 0.5
+IDLE_WATCH_S = 1.0
+"""While no lease of this process is open, of which a Redis that lost its data should hear."""
 GRACE_S = 2.0
 LOCK_MS = 10_000
 POLL_S = 0.05

@@ -45,6 +45,7 @@ does not read as full buckets (`data_loss`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -63,6 +64,7 @@ from foundation.periodic import Periodic
 from gateway.ids import uuid7
 from gateway.limits.counters import (
     GRACE_S,
+    IDLE_WATCH_S,
     WATCH_S,
     Books,
     Counters,
@@ -180,7 +182,7 @@ class Limiter:
             ),
             Periodic(
                 "watch for lost counters",
-                lambda: WATCH_S,
+                lambda: WATCH_S if self._open else IDLE_WATCH_S,
                 lambda: self._watch(),
                 log=log,
                 failure="not watched",
@@ -468,8 +470,10 @@ class Limiter:
     async def _watch(self) -> None:
         """Tell a Redis that has lost what it knew what runs here, and what is in the books."""
         try:
-            await self._data_loss_detector.watch()
-            if await self.counters.has_changed():
+            _, has_changed = await asyncio.gather(
+                self._data_loss_detector.watch(), self.counters.has_changed()
+            )
+            if has_changed:
                 await self.renew()
             await self.counters.book_the_rest()
         except (LimiterUnavailable, OSError) as error:

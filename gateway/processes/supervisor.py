@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 import msgspec
 from prometheus_client.multiprocess import mark_process_dead
 
-from foundation.periodic import Periodic
 from gateway.home import Home, HomeLock
 from gateway.logs import SUPERVISOR_FILE, KeptLogs, write_log_file
 from gateway.net.listener import base_url, bind, bind_metrics, local_address, origin
@@ -195,7 +194,7 @@ class Supervisor:
             await together(
                 self._reload_when_asked(reload),
                 self._logs.cutting().run(),
-                self._following(self._stored, reload).run(),
+                self._follow_stored(self._stored, reload),
             )
 
     async def _start(self, listener: socket.socket, workers: WorkerSet) -> Credentials | None:
@@ -269,7 +268,8 @@ class Supervisor:
         from gateway.db import ROLE_SYSTEM, create_engine
         from gateway.installation.follower import StoredSettingsFollower
 
-        self._db = create_engine(database_url, role=ROLE_SYSTEM, pool_size=1)
+        # One connection to ask, and one on which changes are heard of.
+        self._db = create_engine(database_url, role=ROLE_SYSTEM, pool_size=2)
         secret_file = self.settings.secret_key_file
         self._stored = StoredSettingsFollower(self._db, self.home.name, secret_file)
         try:
@@ -282,13 +282,23 @@ class Supervisor:
             self.settings, models=self._as_read.models, mcp=self._as_read.mcp
         )
 
-    def _following(self, stored: StoredSettingsFollower, reload: Reload) -> Periodic:
+    async def _follow_stored(self, stored: StoredSettingsFollower, reload: Reload) -> None:
+        """Reload when operators change what is stored, until cancelled."""
+        from gateway.worker.work_listener import WorkListener
+
         async def reload_all() -> str:
             await reload.answer(ReloadRequest())
             return reload.problem
 
+        assert self._db is not None
         reload.on_outcome = stored.note
-        return stored.following(reload_all)
+        listener = WorkListener(self._db)
+        looking = stored.following(reload_all, listener)
+        listener.start()
+        try:
+            await looking.run()
+        finally:
+            await listener.close()
 
     async def _until_ready(self, host: str, port: int) -> None:
         """Wait for /health/ready. An engine that leaves meanwhile has said why it cannot serve."""

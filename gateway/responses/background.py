@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -74,8 +74,18 @@ class StartableResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Background:
-    def __init__(self, services: GenerationServices, rows: RunningRows, events: EventRows) -> None:
-        self._services = services
+    """The responses that run in one process. `rest_s`: how long to leave lost ones alone where
+    somebody wakes this when there are some (`recover`), given how long otherwise."""
+
+    def __init__(
+        self,
+        services: GenerationServices,
+        rows: RunningRows,
+        events: EventRows,
+        *,
+        rest_s: Callable[[float], float] = lambda interval_s: interval_s,
+    ) -> None:
+        self._services, self._rest_s = services, rest_s
         self._rows = rows
         self._events = events
         self._logs: dict[str, EventLog] = {}
@@ -86,7 +96,7 @@ class Background:
         self._is_leaving = asyncio.Event()
         self._writing = Periodic(
             "background events",
-            EVENTS_INTERVAL_S,
+            lambda: EVENTS_INTERVAL_S if self._logs else BEAT_INTERVAL_S,
             self._write,
             log=log,
             failure="background events were not written",
@@ -110,6 +120,11 @@ class Background:
     def start(self) -> None:
         self._beating.start()
         self._writing.start()
+
+    def recover(self) -> None:
+        """Look for lost responses now."""
+        self._recover_at = 0.0
+        self._beating.wake()
 
     def leave(self) -> None:
         """Send whoever follows a response here to another worker."""
@@ -207,6 +222,7 @@ class Background:
         context = begin_work(created)
         delivery = self._running[response_id] = created.start(self._services)
         self._logs[response_id] = told
+        self._writing.wake()  # from now on as often as there may be events
         has_begun = False
         try:
             while (chunk := await delivery.next()) is not None:
@@ -263,7 +279,7 @@ class Background:
             self.abandon(gone)
         now = asyncio.get_running_loop().time()
         if now >= self._recover_at:
-            self._recover_at = now + RECOVERY_INTERVAL_S
+            self._recover_at = now + self._rest_s(RECOVERY_INTERVAL_S)
             await self._rows.give_up(LOST_AFTER_S)
 
 

@@ -31,6 +31,15 @@ GIVEN_UP_AT_A_TIME = 100
 RUNS = ("queued", "in_progress")
 LOST = ResponseError("server_error", "The gateway that worked on this response has stopped.")
 
+
+def next_lost(lost_after_s: float) -> str:
+    """Return SQL: the moment from which a response counts as lost unless somebody works on it."""
+    return f"""
+        SELECT min(beat_at) + interval '{lost_after_s} seconds' FROM responses
+        WHERE status IN {RUNS}
+    """
+
+
 Within = Callable[[AsyncConnection, bytes], Awaitable[None]]
 """Is given the transaction that adds a response, and its answer."""
 

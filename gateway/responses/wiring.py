@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from gateway.inference.services import GenerationServices
-from gateway.responses.background import Background
+from gateway.responses.background import LOST_AFTER_S, Background
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.events import EventRows
-from gateway.responses.running import RunningRows
+from gateway.responses.running import RunningRows, next_lost
 from gateway.responses.sealed_items import PURPOSE as ITEMS
 from gateway.responses.sealed_items import ItemSeal
 from gateway.responses.sealing import PURPOSE
@@ -45,7 +45,11 @@ def open_responses(
         "lifetime_s": settings.response_lifetime_days * SECONDS_PER_DAY,
     }
     store = ResponseStore(**shared)
-    background = Background(services, RunningRows(**shared), EventRows(**shared))
+    listener = resources.listener
+    background = Background(
+        services, RunningRows(**shared), EventRows(**shared), rest_s=listener.rest_s
+    )
+    listener.watch("lost responses", background.recover, next_lost(LOST_AFTER_S))
     background.start()
     resources.stack.push_async_callback(background.close)
     return Responses(

@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import ClassVar
 
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
@@ -32,7 +33,10 @@ log = logging.getLogger(__name__)
 CHANNEL = "tollgate:identity"
 EVERYTHING = "*"
 HEARTBEAT_S = 0.2
-SILENCE_S = 1.0
+IDLE_HEARTBEAT_S = 0.6
+"""While nobody asks as of when everything is known. Whoever asks then finds no older answer than
+MAX_STALENESS_S permits."""
+SILENCE_S = 1.2
 """A connection without a PONG for so long is given up."""
 MAX_BACKOFF_S = 1.0
 ANNOUNCE_TIMEOUT_S = 2.0
@@ -82,10 +86,11 @@ def unchecked(_: object) -> None:
 
 
 class ChangeListener:
-    """Calls `on_change(subject)` for each announcement on `channel`, from one task of its own, in
-    order.
+    """Calls `on_change(subject)` for each announcement on `channel`, in order.
 
-    `redis` must not decode responses. `clock`: monotonic seconds.
+    All listeners of one Redis client hear on one connection, by one task (`Subscription`). `redis`
+    must not decode responses. `clock`: monotonic seconds. `on_lost` is called when what is
+    announced may be missed from now on.
     """
 
     def __init__(
@@ -95,56 +100,125 @@ class ChangeListener:
         *,
         channel: str = CHANNEL,
         clock: Callable[[], float] = time.monotonic,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        self.as_of = -math.inf
-        """Everything announced before this moment has been handed to `on_change`."""
+        self.channel, self.on_change, self.on_lost = channel, on_change, on_lost
+        self.clock = clock
+        self.heard_at = -math.inf
+        """The same as `as_of`, for who does not mind how old it is."""
         self._redis = redis
-        self._on_change = on_change
-        self._channel = channel
-        self._clock = clock
-        self._task: asyncio.Task[None] | None = None
+        self._subscription: Subscription | None = None
         self._connected = asyncio.Event()
+
+    @property
+    def as_of(self) -> float:
+        """Everything announced before this moment has been handed to `on_change`. While somebody
+        asks for it, it is renewed every HEARTBEAT_S, else every IDLE_HEARTBEAT_S."""
+        if self._subscription is not None:
+            self._subscription.is_used = True
+        return self.heard_at
 
     async def start(self, *, timeout_s: float = 2.0) -> None:
         """Returns once connected, or after `timeout_s` without: it goes on trying."""
-        self._task = asyncio.create_task(self._run(), name=f"listen to {self._channel}")
+        self._subscription = Subscription.of(self._redis)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
+                await self._subscription.add(self)
                 await self._connected.wait()
 
     async def close(self) -> None:
-        if self._task is not None:
-            await end_tasks(self._task)
-            self._task = None
+        if self._subscription is not None:
+            subscription, self._subscription = self._subscription, None
+            await subscription.remove(self)
 
-    async def _run(self) -> None:
+    def prove(self, moment: float) -> None:
+        """Note that everything announced before a moment was handed on."""
+        self.heard_at = max(self.heard_at, moment)
+        self._connected.set()
+
+
+class Subscription:
+    """The connection on which all listeners of one Redis client hear."""
+
+    _of: ClassVar[dict[Redis, Subscription]] = {}
+
+    def __init__(self, redis: Redis) -> None:
+        self.is_used = True
+        """Somebody asked since the last heartbeat as of when everything is known."""
+        self._redis = redis
+        self._listeners: list[ChangeListener] = []
+        self._pubsub: PubSub | None = None
+        self._asked: set[str] = set()
+        """The channels that this connection was told to subscribe to."""
+        self._subscribed: set[str] = set()
+        """Those of which it was confirmed."""
+        self._num_pings = 0
+        self._pings: dict[int, list[tuple[ChangeListener, float]]] = {}
+        """By the number of a PING under way, whom its PONG proves to have heard all before when."""
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(cls, redis: Redis) -> Subscription:
+        """Return the one of a client; it is made for its first listener."""
+        return cls._of.setdefault(redis, cls(redis))
+
+    async def add(self, listener: ChangeListener) -> None:
+        self._listeners.append(listener)
+        channel = listener.channel
+        if self._task is None:
+            self._task = asyncio.create_task(self.run(), name="listen for changes")
+        elif channel in self._subscribed:
+            listener.on_change(EVERYTHING)
+        elif self._pubsub is not None:
+            with suppress(RedisError, OSError):  # then the next connection subscribes to it
+                await self._subscribe(self._pubsub)
+
+    async def remove(self, listener: ChangeListener) -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+        if not self._listeners:
+            self._of.pop(self._redis, None)
+            if self._task is not None:
+                await end_tasks(self._task)
+
+    async def run(self) -> None:
         backoff_s = HEARTBEAT_S
-        log_and_continue = LogAndContinue(log, f"{self._channel}: listener lost")
+        log_and_continue = LogAndContinue(log, "announcements: listener lost")
         while True:
-            started = self._clock()
+            started = time.monotonic()
             pubsub = self._redis.pubsub()
             with log_and_continue:
                 try:
                     await self._listen(pubsub)
                 except (RedisError, OSError) as error:
-                    if self._clock() - started > SILENCE_S:
+                    if time.monotonic() - started > SILENCE_S:
                         backoff_s = HEARTBEAT_S
-                    log.warning("%s: listener lost (%s)", self._channel, type(error).__name__)
+                    log.warning("announcements: listener lost (%s)", type(error).__name__)
                 finally:
+                    self._forget()
                     await pubsub.aclose()  # type: ignore[no-untyped-call]
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
+    def _forget(self) -> None:
+        self._pubsub = None
+        self._asked, self._subscribed, self._pings = set(), set(), {}
+        for each in tuple(self._listeners):
+            each.on_lost()
+
     async def _listen(self, pubsub: PubSub) -> None:
         """Raises TimeoutError after SILENCE_S without a PONG."""
         async with asyncio.timeout(SILENCE_S) as silence:
-            await pubsub.subscribe(self._channel)
-            ping_at = self._clock()
+            await self._subscribe(pubsub)
+            self._pubsub = pubsub
+            ping_at = time.monotonic()
             while True:
-                if (now := self._clock()) >= ping_at:
-                    await pubsub.ping(repr(now))
-                    ping_at = now + HEARTBEAT_S
-                message = await pubsub.get_message(timeout=max(0.0, ping_at - self._clock()))
+                await self._subscribe(pubsub)  # to those that came while it was connected
+                if (now := time.monotonic()) >= ping_at:
+                    await self._ping(pubsub)
+                    ping_at = now + (HEARTBEAT_S if self.is_used else IDLE_HEARTBEAT_S)
+                    self.is_used = False
+                message = await pubsub.get_message(timeout=max(0.0, ping_at - time.monotonic()))
                 if silence.expired():
                     # The library returned what it had instead of being cancelled, as it may after
                     # a stall: nothing would end the next silence.
@@ -152,16 +226,34 @@ class ChangeListener:
                 if message is not None and self._handle(message):
                     silence.reschedule(asyncio.get_running_loop().time() + SILENCE_S)
 
+    async def _subscribe(self, pubsub: PubSub) -> None:
+        new = {each.channel for each in self._listeners} - self._asked
+        if new:
+            self._asked |= new
+            await pubsub.subscribe(*new)
+
+    async def _ping(self, pubsub: PubSub) -> None:
+        self._num_pings += 1
+        self._pings[self._num_pings] = [
+            (each, each.clock()) for each in self._listeners if each.channel in self._asked
+        ]
+        await pubsub.ping(str(self._num_pings))
+
     def _handle(self, message: dict[str, bytes | str | None]) -> bool:
         """True for a PONG of ours."""
-        data = message["data"]
+        data, channel = message["data"], message.get("channel")
+        name = channel.decode() if isinstance(channel, bytes) else channel
+        hearing = [each for each in self._listeners if each.channel == name]
         match message["type"]:
-            case "subscribe":
-                self._on_change(EVERYTHING)
+            case "subscribe" if name is not None:
+                self._subscribed.add(name)
+                for each in hearing:
+                    each.on_change(EVERYTHING)
             case "message" if isinstance(data, bytes):
-                self._on_change(data.decode())
+                for each in hearing:
+                    each.on_change(data.decode())
             case "pong" if isinstance(data, bytes):
-                self.as_of = max(self.as_of, float(data))
-                self._connected.set()
+                for listener, moment in self._pings.pop(int(data), ()):
+                    listener.prove(moment)
                 return True
         return False

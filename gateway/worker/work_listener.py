@@ -146,9 +146,11 @@ class WorkListener:
             return
         self._is_hearing = is_hearing
         for topic in self._topics:
-            self._wake(topic)
+            self.wake(topic)
 
-    def _wake(self, topic: str) -> None:
+    def wake(self, topic: str) -> None:
+        """Wake those of this process who watch a topic: what they have to do was made here, and
+        nobody else is told."""
         for each in self._topics.get(topic, ()):
             each.wake()
 
@@ -184,7 +186,7 @@ class WorkListener:
 
     def _heard(self, _connection: Any, _pid: int, _channel: str, topic: Any) -> None:
         if topic in self._topics:
-            self._wake(topic)
+            self.wake(topic)
         elif topic == self._own_word:
             self._has_heard_itself.set()
 
@@ -206,7 +208,7 @@ class WorkListener:
             if due_in_s is None:
                 continue
             if due_in_s <= 0:
-                self._wake(name)
+                self.wake(name)
             else:
                 next_s = min(next_s, due_in_s + BEHIND_S)
         return next_s

@@ -15,7 +15,7 @@ from gateway.auth.oauth.tokens.signing_keys import KeyRing
 from gateway.limits import funding
 from gateway.limits.limiter import Limiter
 from gateway.tenancy import changes as tenancy_changes
-from gateway.tenancy.changes import ChangeListener
+from gateway.tenancy.changes import Subscription
 
 Work = Callable[..., Awaitable[Any]]
 Patch = pytest.MonkeyPatch
@@ -35,9 +35,9 @@ def balances(work: Work, patch: Patch) -> Awaitable[None]:
 
 def changes(work: Work, patch: Patch) -> Awaitable[None]:
     patch.setattr(tenancy_changes, "HEARTBEAT_S", 0.001)
-    listener = ChangeListener(nowhere(), lambda subject: None)
-    patch.setattr(listener, "_listen", work)
-    return listener._run()
+    subscription = Subscription(nowhere())
+    patch.setattr(subscription, "_listen", work)
+    return subscription.run()
 
 
 def revocations(work: Work, patch: Patch) -> Awaitable[None]:

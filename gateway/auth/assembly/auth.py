@@ -71,10 +71,11 @@ async def open_auth(resources: Resources, *, issuer: str, allow_loopback: bool) 
     authorization = open_authorization(resources, issuer, federation)
     cors_origins = CorsOrigins(system_db)
     stack.push_async_callback(cors_origins.close)
-    keys = KeyRing(system_db, Cipher(resources.secret, PURPOSE))
+    listener = resources.listener
+    keys = KeyRing(system_db, Cipher(resources.secret, PURPOSE), listener=listener)
     await keys.start()
     stack.push_async_callback(keys.close)
-    tokens = AccessTokens(db=system_db, redis=redis, keys=keys, issuer=issuer)
+    tokens = AccessTokens(db=system_db, redis=redis, keys=keys, issuer=issuer, listener=listener)
     await tokens.start()
     stack.push_async_callback(tokens.close)
     authority = Authority(

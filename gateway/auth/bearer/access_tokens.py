@@ -30,6 +30,7 @@ from gateway.lru import Lru
 from gateway.principal import Principal
 from gateway.tenancy import changes
 from gateway.tenancy.changes import EVERYTHING
+from gateway.worker.work_listener import WorkListener
 
 MAX_CACHED_TOKENS = 16_384
 MAX_CONCURRENT_READS = 16
@@ -47,8 +48,8 @@ class CachedToken(msgspec.Struct, frozen=True):
 
 
 class AccessTokens:
-    """The access tokens that one process knows. `db`: the system pool. `clock`: monotonic seconds;
-    `wall_clock`: Unix seconds."""
+    """The access tokens that one process knows. `db`: the system pool. `listener` hears of
+    revocations as they are committed. `clock`: monotonic seconds; `wall_clock`: Unix seconds."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class AccessTokens:
         redis: Redis,
         keys: KeyRing,
         issuer: str,
+        listener: WorkListener | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -65,7 +67,9 @@ class AccessTokens:
         self._issuer = issuer
         self._clock = clock
         self._wall_clock = wall_clock
-        self.denylist = Denylist(db, redis, self._revoked, clock=clock, wall_clock=wall_clock)
+        self.denylist = Denylist(
+            db, redis, self._revoked, listener=listener, clock=clock, wall_clock=wall_clock
+        )
         self._known: Lru[bytes, CachedToken] = Lru(MAX_CACHED_TOKENS)
         keys.on_withdrawn = self._forget
         self._changes = 0

@@ -10,8 +10,10 @@ reaches a process within a second, whatever is broken:
   and its announcement, the others poll already.
 - Without the feed (`ChangeListener.as_of` says as of when nothing was missed) Postgres is polled
   every POLL_S, from the last number on; and once when the feed is back.
-- With the feed it is polled too, every HEALTHY_POLL_S: if only the revoking gateway is cut off from
-  Redis, no other feed shows that something is missing.
+- If only the revoking gateway is cut off from Redis, no other feed shows that something is missing.
+  So Postgres notifies of each revocation as it is committed (`WorkListener`), and then it is read.
+  A process that does not hear Postgres polls it with the feed too, every HEALTHY_POLL_S; one that
+  does looks after a lost notification every `work_listener.LOOK_S`.
 - A process that cannot prove to have all revocations as of MAX_STALENESS_S ago accepts no token:
   for example while both Redis and Postgres are gone.
 
@@ -46,6 +48,7 @@ from gateway.auth.tables import revocations
 from gateway.db import DATABASE_ERRORS, delete_some
 from gateway.tenancy.changes import EVERYTHING, ChangeListener
 from gateway.tenancy.errors import ChangeNotAnnounced
+from gateway.worker.work_listener import WorkListener
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +59,15 @@ HEALTHY_POLL_S = 0.8
 """A poll is one index look-up per process. A revocation is known at most this long after its
 commit, plus the read and the delay of the event loop."""
 MAX_STALENESS_S = 0.9
+OLD_FEED_S = 0.75
+"""A feed is doubted that proved nothing for so long: longer than an idle one's heartbeats are
+apart, and with time to read before MAX_STALENESS_S."""
 INTENT_S = 5.0
 """A process polls for so long after the announcement that a revocation is coming."""
 ANNOUNCE_TIMEOUT_S = 0.5
 READ_TIMEOUT_S = 5.0
+WORK = "revocations"
+"""The topic of the trigger on revocations."""
 KEPT_S = MAX_LIFETIME_S + 120
 """A token's lifetime, clock skew, and a transaction that issues one while its grant ends."""
 LOCK = 0x7265766F_6B696E67
@@ -179,7 +187,8 @@ async def purge(conn: AsyncConnection, now: datetime) -> None:
 
 class Denylist:
     """One per process. `db`: the system pool. `on_revoked` hears of each revocation that is new.
-    `clock`: monotonic seconds; `wall_clock`: Unix seconds."""
+    `listener` hears of commits; None: nobody does. `clock`: monotonic seconds; `wall_clock`: Unix
+    seconds."""
 
     def __init__(
         self,
@@ -187,6 +196,7 @@ class Denylist:
         redis: Redis,
         on_revoked: Callable[[Revocation], None],
         *,
+        listener: WorkListener | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -194,7 +204,10 @@ class Denylist:
         self._on_revoked = on_revoked
         self._clock = clock
         self._wall_clock = wall_clock
-        self._listener = ChangeListener(redis, self._receive, channel=CHANNEL, clock=clock)
+        self._work_listener = listener
+        self._listener = ChangeListener(
+            redis, self._receive, channel=CHANNEL, clock=clock, on_lost=self._wake
+        )
         self._denied: dict[tuple[Kind, str], Revocation] = {}
         self._last_seq = 0
         self._read_as_of = -math.inf
@@ -206,9 +219,11 @@ class Denylist:
         self._fresh = asyncio.Condition()
         self._failing = False
         self._swept_at = clock()
+        if listener is not None:
+            listener.watch(WORK, self._read_soon, self._due)
         self._rounds = Periodic(
             "revocations",
-            lambda: min(POLL_S, max(0.0, self._next_poll_s)),
+            self._pause_s,
             self._poll_and_sweep,
             log=log,
             failure="revocations cannot be read",
@@ -247,6 +262,17 @@ class Denylist:
                 await self._fresh.wait_for(lambda: self.is_current)
         except TimeoutError:
             raise AuthUnavailable("revocations cannot be read") from None
+
+    def _wake(self) -> None:
+        self._rounds.wake()
+
+    def _read_soon(self) -> None:
+        """Read what Postgres has: it was committed, or the clock says so."""
+        self._polled_at = -math.inf
+        self._rounds.wake()
+
+    def _due(self) -> str:
+        return f"SELECT now() WHERE (SELECT max(seq) FROM revocations) > {self._last_seq:d}"
 
     def denies(self, claims: AccessClaims) -> bool:
         subjects: list[tuple[Kind, str]] = [("token", claims.jti), ("client", claims.client_id)]
@@ -297,15 +323,30 @@ class Denylist:
             self._on_revoked(each)
 
     @property
+    def _is_watchful(self) -> bool:
+        """True while the feed proves nothing, or not for long, or something is coming."""
+        feed_is_old = self._clock() - self._listener.heard_at > OLD_FEED_S
+        return self._behind or feed_is_old or self._clock() < self._poll_until
+
+    @property
     def _must_poll(self) -> bool:
-        feed_is_old = self._clock() - self._listener.as_of > MAX_STALENESS_S / 2
-        soon = self._behind or feed_is_old or self._clock() < self._poll_until
-        return soon or self._next_poll_s <= 0
+        return self._is_watchful or self._next_poll_s <= 0
 
     @property
     def _next_poll_s(self) -> float:
         """Return the seconds until the next read, if the feed stays healthy."""
-        return self._polled_at + HEALTHY_POLL_S - self._clock()
+        healthy_s = SWEEP_S if self._hears_commits else HEALTHY_POLL_S
+        return self._polled_at + healthy_s - self._clock()
+
+    @property
+    def _hears_commits(self) -> bool:
+        return self._work_listener is not None and self._work_listener.is_hearing
+
+    def _pause_s(self) -> float:
+        """Return the seconds to the next round: whoever loses the feed, or hears of a commit, wakes
+        it earlier."""
+        next_s = max(0.0, self._next_poll_s)
+        return next_s if self._hears_commits and not self._is_watchful else min(POLL_S, next_s)
 
     async def _poll_and_sweep(self) -> None:
         if self._must_poll:

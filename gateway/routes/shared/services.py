@@ -42,6 +42,7 @@ from gateway.telemetry.metrics import Telemetry
 from gateway.tenancy.idempotency_keys import IdempotencyKeys
 from gateway.tools.loop import ToolLoops
 from gateway.webhooks.sender import Webhooks
+from gateway.worker.work_listener import WorkListener
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class Services(msgspec.Struct, kw_only=True):
     redis: Redis
     """For what is announced to all workers (`tenancy.changes`)."""
     cors_origins: CorsOrigins
+    listener: WorkListener
     spool: Spool
     shipper: Shipper
     engines: Mapping[str, Engine]

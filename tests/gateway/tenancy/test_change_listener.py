@@ -21,8 +21,8 @@ class Kept:
         self.kept = kept
         self.unread: list[dict[str, Any]] = []
 
-    async def subscribe(self, _channel: str) -> None:
-        self.unread.append({"type": "subscribe", "data": 1})
+    async def subscribe(self, channel: str) -> None:
+        self.unread.append({"type": "subscribe", "channel": channel.encode(), "data": 1})
 
     async def ping(self, _text: str) -> None:
         return None

@@ -31,6 +31,7 @@ from gateway.secret import Cipher, UnknownSecret
 from gateway.tenancy.changes import unchecked
 from gateway.tenancy.errors import NotFound, TenancyError
 from gateway.tenancy.orgs import find_operator
+from gateway.worker.work_listener import WorkListener
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +42,15 @@ JWKS_MAX_AGE_S = 300
 ROTATE_AFTER_S = 30 * 24 * 3600.0
 """The age of an active key at which it is rotated."""
 RELOAD_S = 10.0
+HEARD_RELOAD_S = 120.0
+"""Where each change is heard of as it is committed, a lost notification costs as much."""
+WORK = "signing keys"
+"""The topic of the trigger on signing keys."""
 RETRY_S = 1.0
 MIN_RELOAD_INTERVAL_S = 1.0
 """Unknown key ids cause at most one read of Postgres in this time."""
 VERIFY_FOR_S = 900.0
-"""A retired key verifies for so long: a token's ten minutes, RELOAD_S, and clock skew."""
+"""A retired key verifies for so long: a token's ten minutes, HEARD_RELOAD_S, and clock skew."""
 MAX_RING = 64
 ROTATION_LOCK = 0x7369676E_6B657973
 """Postgres advisory lock: "signkeys" in ASCII."""
@@ -272,6 +277,7 @@ class KeyRing:
         db: AsyncEngine,
         cipher: Cipher,
         *,
+        listener: WorkListener | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -287,14 +293,23 @@ class KeyRing:
         self._read_at = -MIN_RELOAD_INTERVAL_S
         self._reading = asyncio.Lock()
         self._failing = False
+        self._work_listener = listener
+        if listener is not None:
+            listener.watch(WORK, lambda: self._reloads.wake())
         self._reloads = Periodic(
             "signing keys",
-            lambda: RETRY_S if self._failing else RELOAD_S,
+            self._pause_s,
             self._rotate_and_reload,
             log=log,
             failure="signing keys cannot be read",
             at_once=False,
         )
+
+    def _pause_s(self) -> float:
+        if self._failing:
+            return RETRY_S
+        hears = self._work_listener is not None and self._work_listener.is_hearing
+        return HEARD_RELOAD_S if hears else RELOAD_S
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self._clock(), UTC)
