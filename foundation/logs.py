@@ -27,6 +27,8 @@ MAX_WAITING_LINES = 10_000
 MAX_WRITE_BYTES = 4096
 """PIPE_BUF of Linux: a write up to that size is not mixed with another one (pipe(7))."""
 WRITE_INTERVAL_S = 0.1
+SLEEPS_AFTER_S = 2.0
+"""A thread that writes lines sleeps after so long without one; until then nobody has to wake it."""
 
 
 def to_time(seconds: float) -> str:
@@ -108,6 +110,9 @@ class LineWriter(Generic[T]):
         self._encode, self._write, self._on_dropped = encode, write, on_dropped
         self._waiting: deque[T] = deque()
         self._ended = threading.Event()
+        self._filled = threading.Event()
+        self._sleeps = False
+        """The thread waits for a line, and is to be told of one."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._num_refused = 0  # counted by who puts, told by who writes
         self._num_told = 0
@@ -121,11 +126,15 @@ class LineWriter(Generic[T]):
             self._waiting.append(item)
         else:
             self._num_refused += 1
+        if self._sleeps:
+            self._sleeps = False
+            self._filled.set()
 
     def close(self, timeout_s: float) -> None:
         """Write what waits and end the thread, within `timeout_s`: a pipe that nobody reads keeps
         no process alive."""
         self._ended.set()
+        self._filled.set()
         self._thread.join(timeout_s)
 
     def write_waiting(self, *, all_of_them: bool = True) -> None:
@@ -148,11 +157,26 @@ class LineWriter(Generic[T]):
 
     def _run(self) -> None:
         log_and_continue = LogAndContinue(log, "lines of a log are lost")
+        empty_s = 0.0
         while not self._ended.wait(WRITE_INTERVAL_S):
+            empty_s = 0.0 if self._waiting else empty_s + WRITE_INTERVAL_S
+            if empty_s > SLEEPS_AFTER_S:
+                self._sleep()
+                empty_s = 0.0
             with log_and_continue:
                 self.write_waiting(all_of_them=False)
         with log_and_continue:
             self.write_waiting()
+
+    def _sleep(self) -> None:
+        """Wait for a line. One that was put before its thread said that it sleeps is seen here, one
+        that is put later wakes it: both threads write before they read what the other wrote."""
+        self._filled.clear()
+        self._sleeps = True
+        if self._waiting:
+            self._sleeps = False
+        elif not self._ended.is_set():
+            self._filled.wait()
 
 
 def batches_of(lines: Sequence[bytes]) -> Iterable[list[bytes]]:

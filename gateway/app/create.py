@@ -43,7 +43,7 @@ from foundation.trace_context import TracePolicy
 from gateway import logs, routes
 from gateway.app.connection import LAST_REQUEST_S
 from gateway.app.live import LiveConfiguration
-from gateway.app.sealed_rows import periodic_sealing
+from gateway.app.sealed_rows import start_sealing
 from gateway.app.served_models import START_WAIT_S, ServedModels
 from gateway.auth.assembly.auth import open_auth
 from gateway.auth.errors import AuthError, MissingScope
@@ -353,21 +353,13 @@ async def open_services(
     telemetry, spool = resources.telemetry, resources.spool
     limiter = await open_limiter(settings, resources)
     settlement = open_settlement(resources, limiter)
-    leases = CacheLeases(
-        system_db,
-        resources.redis,
-        settings.models,
-        telemetry.cache_leases_became,
-        resources.listener,
-    )
+    leases = open_cache_leases(settings, resources)
     on_booked = both(both(leases.booked, limiter.counters.book), telemetry.booked)
     on_booked = both(on_booked, partial(tell_of_booked, resources.listener))
     shipper = start_shipper(resources, settlement, on_booked)
     near = settings.egress_to_loopback
     auth = await open_auth(resources, issuer=settings.issuer, allow_loopback=near)
-    sealing = periodic_sealing(system_db, secret)
-    sealing.start()
-    stack.push_async_callback(sealing.close)
+    start_sealing(resources)
     mail_server = to_mail_server(settings.mail)
     webhooks = open_deliveries(settings, resources, mail_server)
     models = await open_models(settings, resources, settlement, leases)
@@ -386,14 +378,7 @@ async def open_services(
     services = Services(
         generation=generation,
         telemetry=telemetry,
-        readiness=Readiness(
-            fleet=models.fleet,
-            redis=resources.redis,
-            spool=spool,
-            db=system_db,
-            shipper=shipper,
-            listener=resources.listener,
-        ),
+        readiness=open_readiness(resources, models.fleet, shipper),
         authenticator=auth.authenticator,
         authority=auth.authority,
         idempotency_keys=IdempotencyKeys(db=db, system_db=system_db, secret=secret),
@@ -427,6 +412,27 @@ async def open_services(
         settings, resources=resources, services=services, models=models, leases=leases, auth=auth
     )
     return services
+
+
+def open_cache_leases(settings: Settings, resources: Resources) -> CacheLeases:
+    return CacheLeases(
+        resources.system_db,
+        resources.redis,
+        settings.models,
+        resources.telemetry.cache_leases_became,
+        resources.listener,
+    )
+
+
+def open_readiness(resources: Resources, fleet: Fleet, shipper: Shipper) -> Readiness:
+    return Readiness(
+        fleet=fleet,
+        redis=resources.redis,
+        spool=resources.spool,
+        db=resources.system_db,
+        shipper=shipper,
+        listener=resources.listener,
+    )
 
 
 def open_deliveries(

@@ -24,6 +24,7 @@ from gateway.request_log import content_log as requests
 from gateway.responses import sealing as responses
 from gateway.secret import Cipher, Secret
 from gateway.settings.sealed_keys import PURPOSE
+from gateway.worker.resources import Resources
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,12 @@ def periodic_sealing(db: AsyncEngine, secret: Secret) -> Periodic:
         failure="not all that is stored is sealed",
         expected=DATABASE_ERRORS,
     )
+
+
+def start_sealing(resources: Resources) -> None:
+    sealing = periodic_sealing(resources.system_db, resources.secret)
+    sealing.start()
+    resources.stack.push_async_callback(sealing.close)
 
 
 def _ciphers(

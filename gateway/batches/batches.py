@@ -243,6 +243,12 @@ async def forget_notes(conn: AsyncConnection) -> None:
     await conn.execute(erased.values(metadata=sa.null(), errors=sa.null()))
 
 
+NEXT_FORGOTTEN = """
+    SELECT now() FROM batches WHERE deleted_at IS NOT NULL AND dispatched_at IS NOT NULL LIMIT 1
+"""
+"""SQL: now, if there is something for `forget_deleted`; else NULL."""
+
+
 async def forget_deleted(conn: AsyncConnection) -> int:
     """Delete some of those that their owners deleted, once webhooks were told of them; return how
     many. Of all orgs."""

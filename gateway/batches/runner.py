@@ -22,7 +22,7 @@ from foundation.tasks import end_tasks
 from foundation.trace_context import TracePolicy
 from gateway.auth.bearer.api_keys import principal_of
 from gateway.auth.errors import AuthError, MissingScope
-from gateway.batches import lines, steward
+from gateway.batches import batches, lines, steward
 from gateway.batches.batches import forget_deleted, forget_notes
 from gateway.batches.circuit_breaker import CircuitBreakers
 from gateway.batches.ending import LineEnder
@@ -51,6 +51,7 @@ from gateway.telemetry.metrics import Telemetry
 from gateway.telemetry.request_meter import RequestMeter
 from gateway.wire.shared.batch import Batch
 from gateway.worker.resources import Resources
+from gateway.worker.work_listener import ERASURES
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()
@@ -150,12 +151,16 @@ class BatchRunner:
         """Look now: there may be something to do."""
         self._looking.wake()
 
+    def erase(self) -> None:
+        """Erase now what is no longer to be kept: of a project, say, that is archived."""
+        self._swept_at = -math.inf
+        self._looking.wake()
+
     def _pause_s(self) -> float:
         poll_s = self._poll_s * JITTER.uniform(0.8, 1.2)
         if self._running or self._attended:
             return poll_s
-        sweep_in_s = self._swept_at + SWEEP_INTERVAL_S - time.monotonic()
-        return min(self._rest_s(poll_s), max(poll_s, sweep_in_s))
+        return self._rest_s(poll_s)
 
     def leave(self) -> None:
         """Begin nothing more here."""
@@ -394,6 +399,7 @@ def open_batches(
         rest_s=resources.listener.rest_s,
     )
     resources.listener.watch(steward.WORK, runner.wake, steward.NEXT_DUE)
+    resources.listener.watch(ERASURES, runner.erase, batches.NEXT_FORGOTTEN)
     runner.start()
     resources.stack.push_async_callback(runner.close)
     return runner

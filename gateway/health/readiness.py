@@ -42,9 +42,9 @@ from gateway.worker.work_listener import WorkListener
 log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_S = 2.0
-QUIET_PROBE_INTERVAL_S = 30.0
-"""Between two probes of Postgres while nobody asks how it is and its notifications are heard: a
-connection that is lost is noticed at once."""
+QUIET_S = 45.0
+"""Postgres is not probed while nobody asks how it is and its notifications are heard, on a
+connection whose loss is noticed at once and on which it answered so lately."""
 PROBE_TIMEOUT_S = 2.0
 """Bounds the probe of each store."""
 FULL_BYTES = 256 * 1024
@@ -320,12 +320,11 @@ class Readiness:
             store.answered()
 
     def _is_postgres_due(self) -> bool:
-        is_heard = self._listener is not None and self._listener.is_hearing
-        if self._was_asked or not is_heard or self._stores["postgres"].state != "ok":
+        if self._was_asked or self._stores["postgres"].state != "ok":
             return True
         if self._shipper is not None and self._shipper.failure is not None:
             return True
-        return time.monotonic() - self._postgres_at >= QUIET_PROBE_INTERVAL_S
+        return self._listener is None or self._listener.silent_s > QUIET_S
 
     async def _look_at_disk(self) -> None:
         self._disk = await asyncio.to_thread(look_at_disk, self._spool.directory)

@@ -90,17 +90,25 @@ class StoredSettingsFollower:
 
     async def look(self, reload_all: ReloadAll) -> None:
         """Look once. Raises: OSError, sqlalchemy.exc.SQLAlchemyError."""
-        async with self._db.connect() as conn:
+        found = (self._tried, self._problem, self._file_names)
+        is_told = found == self._reported
+        async with self._db.begin() as conn:
             number = await read_number(conn)
+            if number == self._tried and is_told and self._is_report_due():
+                await report_home(conn, self._home, *found)
+                self._reported_at = self._clock()
         if number != self._tried:
             self.note(await reload_all())
             # What could not even be read is not tried again at each look, but at its next change.
             self._tried = max(self._tried, number)
         found = (self._tried, self._problem, self._file_names)
-        if found != self._reported or self._clock() - self._reported_at > REPORT_S - BEAT_S:
+        if found != self._reported or self._is_report_due():
             async with self._db.begin() as conn:
                 await report_home(conn, self._home, *found)
             self._reported, self._reported_at = found, self._clock()
+
+    def _is_report_due(self) -> bool:
+        return self._clock() - self._reported_at > REPORT_S - BEAT_S
 
 
 def with_stored(settings: Settings) -> Settings:

@@ -17,7 +17,12 @@ from gateway.db import tenant
 from gateway.lru import Lru
 from gateway.mcp.pins import read_pins
 from gateway.mcp.rules import read_rules
-from gateway.tenancy.changes import ANNOUNCE_TIMEOUT_S, EVERYTHING, ChangeListener
+from gateway.tenancy.changes import (
+    ANNOUNCE_TIMEOUT_S,
+    EVERYTHING,
+    ChangeListener,
+    publish_change,
+)
 from gateway.tenancy.errors import ChangeNotAnnounced
 from mcp_bridge.pinning import ApprovedPins
 from mcp_bridge.trust.call_records import Rules
@@ -34,7 +39,7 @@ async def announce(redis: Redis, org_id: str) -> None:
     """Announce a change of an org, after its commit. Raises: ChangeNotAnnounced."""
     try:
         async with asyncio.timeout(ANNOUNCE_TIMEOUT_S):
-            await redis.publish(CHANNEL, org_id)
+            await publish_change(redis, CHANNEL, org_id)
     except (RedisError, OSError) as error:
         raise ChangeNotAnnounced("redis", "the change is saved but was not announced") from error
 

@@ -7,6 +7,11 @@ when* it knows everything. It sends a PING down its subscription's own connectio
 connection keep their order, so when the PONG is back, all that was published before that PING has
 been handled. Nothing else proves it: a connection that looks open may be dead, and redis-py
 reconnects silently. Each new subscription counts as "everything may have changed".
+
+A connection that answers may still not be told all: of a Redis that is no longer the one to which
+others publish. So each announcement has a number, which Redis counts, and is told of on the
+connection, too. Who finds in Redis every NUMBER_S, on another connection, a number that it does not
+hear of has lost an announcement: then everything may have changed.
 """
 
 from __future__ import annotations
@@ -31,6 +36,13 @@ from gateway.tenancy.errors import ChangeNotAnnounced
 log = logging.getLogger(__name__)
 
 CHANNEL = "tollgate:identity"
+NUMBER = "tollgate:announced"
+"""The key of the number of announcements, and the channel on which it is told."""
+_PUBLISH = """
+    local number = redis.call('INCR', KEYS[1])
+    redis.call('PUBLISH', ARGV[1], ARGV[2])
+    redis.call('PUBLISH', KEYS[1], number)
+"""
 EVERYTHING = "*"
 HEARTBEAT_S = 0.2
 IDLE_HEARTBEAT_S = 0.6
@@ -38,6 +50,9 @@ IDLE_HEARTBEAT_S = 0.6
 MAX_STALENESS_S permits."""
 SILENCE_S = 1.2
 """A connection without a PONG for so long is given up."""
+NUMBER_S = 0.5
+LATE_S = 0.1
+"""A number may be found before the announcement comes by the other connection."""
 MAX_BACKOFF_S = 1.0
 ANNOUNCE_TIMEOUT_S = 2.0
 MAX_STALENESS_S = 0.8
@@ -64,9 +79,14 @@ async def announce(redis: Redis, subject: str) -> None:
     """Raises: ChangeNotAnnounced."""
     try:
         async with asyncio.timeout(ANNOUNCE_TIMEOUT_S):
-            await redis.publish(CHANNEL, subject)
+            await publish_change(redis, CHANNEL, subject)
     except (RedisError, OSError) as error:  # TimeoutError is an OSError
         raise ChangeNotAnnounced("redis", "the change is saved but was not announced") from error
+
+
+async def publish_change(redis: Redis, channel: str, message: str | bytes) -> None:
+    """Publish what a channel's listeners are to hear, and count it. Raises: RedisError, OSError."""
+    await redis.eval(_PUBLISH, 1, NUMBER, channel, message)
 
 
 async def announce_suspensions(redis: Redis) -> None:
@@ -155,6 +175,10 @@ class Subscription:
         self._num_pings = 0
         self._pings: dict[int, list[tuple[ChangeListener, float]]] = {}
         """By the number of a PING under way, whom its PONG proves to have heard all before when."""
+        self._number: int | None = None
+        """The number of the last announcement of which this connection knows; None: of none yet."""
+        self._numbered_at = -math.inf
+        self._comparing: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
@@ -178,8 +202,7 @@ class Subscription:
             self._listeners.remove(listener)
         if not self._listeners:
             self._of.pop(self._redis, None)
-            if self._task is not None:
-                await end_tasks(self._task)
+            await end_tasks(*(each for each in (self._task, self._comparing) if each is not None))
 
     async def run(self) -> None:
         backoff_s = HEARTBEAT_S
@@ -203,6 +226,7 @@ class Subscription:
     def _forget(self) -> None:
         self._pubsub = None
         self._asked, self._subscribed, self._pings = set(), set(), {}
+        self._number = None
         for each in tuple(self._listeners):
             each.on_lost()
 
@@ -216,6 +240,7 @@ class Subscription:
                 await self._subscribe(pubsub)  # to those that came while it was connected
                 if (now := time.monotonic()) >= ping_at:
                     await self._ping(pubsub)
+                    self._compare_now_and_then(now)
                     ping_at = now + (HEARTBEAT_S if self.is_used else IDLE_HEARTBEAT_S)
                     self.is_used = False
                 message = await pubsub.get_message(timeout=max(0.0, ping_at - time.monotonic()))
@@ -227,7 +252,7 @@ class Subscription:
                     silence.reschedule(asyncio.get_running_loop().time() + SILENCE_S)
 
     async def _subscribe(self, pubsub: PubSub) -> None:
-        new = {each.channel for each in self._listeners} - self._asked
+        new = {NUMBER, *(each.channel for each in self._listeners)} - self._asked
         if new:
             self._asked |= new
             await pubsub.subscribe(*new)
@@ -239,6 +264,30 @@ class Subscription:
         ]
         await pubsub.ping(str(self._num_pings))
 
+    def _compare_now_and_then(self, now: float) -> None:
+        if now - self._numbered_at >= NUMBER_S and (not self._comparing or self._comparing.done()):
+            self._numbered_at = now
+            self._comparing = asyncio.create_task(self._compare(), name="count announcements")
+
+    async def _compare(self) -> None:
+        """Find out whether an announcement was lost. A Redis that is away is noticed otherwise."""
+        pubsub, known = self._pubsub, self._number
+        try:
+            found = int(await self._redis.get(NUMBER) or 0)
+            if known is not None and found > known:
+                await asyncio.sleep(LATE_S)
+        except (RedisError, OSError):
+            return
+        if self._pubsub is not pubsub:
+            return  # another connection, which begins with everything
+        if known is None or self._number is None:
+            self._number = found if self._number is None else self._number
+        elif found < known or self._number < found:
+            log.warning("announcements may be lost: Redis counts %d, heard were %d", found, known)
+            self._number = found
+            for each in tuple(self._listeners):
+                each.on_change(EVERYTHING)
+
     def _handle(self, message: dict[str, bytes | str | None]) -> bool:
         """True for a PONG of ours."""
         data, channel = message["data"], message.get("channel")
@@ -249,6 +298,8 @@ class Subscription:
                 self._subscribed.add(name)
                 for each in hearing:
                     each.on_change(EVERYTHING)
+            case "message" if isinstance(data, bytes) and name == NUMBER:
+                self._number = int(data)
             case "message" if isinstance(data, bytes):
                 for each in hearing:
                     each.on_change(data.decode())

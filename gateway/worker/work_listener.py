@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -42,6 +43,8 @@ from gateway.ids import uuid7_hex
 log = logging.getLogger(__name__)
 
 CHANNEL = "tollgate_work"
+ERASURES = "erasures"
+"""The topic of the triggers on projects and organizations that are to keep nothing any more."""
 LOOK_S = 30.0
 """Between two looks of an idle process."""
 LOOK_APART_S = 1.0
@@ -82,6 +85,7 @@ class WorkListener:
         self._db, self._look_s, self._apart_s = db, look_s, apart_s
         self._topics: dict[str, list[_Topic]] = {}
         self._is_hearing = False
+        self._answered_at = -math.inf
         self._asked = asyncio.Event()
         """A look is wanted, or the connection is lost."""
         self._own_word = ""
@@ -92,6 +96,11 @@ class WorkListener:
     def is_hearing(self) -> bool:
         """True if whatever is committed is heard of, as far as this process knows."""
         return self._is_hearing
+
+    @property
+    def silent_s(self) -> float:
+        """Return how long ago Postgres has last answered here."""
+        return asyncio.get_running_loop().time() - self._answered_at
 
     def watch(self, topic: str, wake: Callable[[], None], due: str | Due | None = None) -> None:
         """Call `wake` when there is something to do: when it is notified of, when it becomes due,
@@ -145,6 +154,8 @@ class WorkListener:
         if self._is_hearing == is_hearing:
             return
         self._is_hearing = is_hearing
+        if not is_hearing:
+            self._answered_at = -math.inf
         for topic in self._topics:
             self.wake(topic)
 
@@ -202,6 +213,7 @@ class WorkListener:
         ]
         moments = ", ".join(f"extract(epoch FROM ({due}) - now())::float8" for _, due in asked)
         found = await connection.fetchrow(f"SELECT {moments or '1'}")
+        self._answered_at = asyncio.get_running_loop().time()
         if not asked or found is None:
             return next_s
         for (name, _), due_in_s in zip(asked, found, strict=True):

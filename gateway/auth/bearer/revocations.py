@@ -8,6 +8,8 @@ reaches a process within a second, whatever is broken:
   follows the last one known, and else reads Postgres.
 - Before the commit an announcement says that one is coming: if the gateway dies between its commit
   and its announcement, the others poll already.
+- An announcement that is lost all the same is missed within the second by its number, whether or
+  not Postgres is there.
 - Without the feed (`ChangeListener.as_of` says as of when nothing was missed) Postgres is polled
   every POLL_S, from the last number on; and once when the feed is back.
 - If only the revoking gateway is cut off from Redis, no other feed shows that something is missing.
@@ -46,9 +48,9 @@ from gateway.auth.oauth.tokens.grants import revoke_grant
 from gateway.auth.oauth.tokens.rfc9068_access_token import MAX_LIFETIME_S, AccessClaims
 from gateway.auth.tables import revocations
 from gateway.db import DATABASE_ERRORS, delete_some
-from gateway.tenancy.changes import EVERYTHING, ChangeListener
+from gateway.tenancy.changes import EVERYTHING, ChangeListener, publish_change
 from gateway.tenancy.errors import ChangeNotAnnounced
-from gateway.worker.work_listener import WorkListener
+from gateway.worker.work_listener import LONG_S, WorkListener
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +174,7 @@ async def announcing(
 async def publish(redis: Redis, message: bytes) -> bool:
     try:
         async with asyncio.timeout(ANNOUNCE_TIMEOUT_S):
-            await redis.publish(CHANNEL, message)
+            await publish_change(redis, CHANNEL, message)
     except (RedisError, OSError) as error:  # TimeoutError is an OSError
         log.warning("a revocation could not be announced (%s)", type(error).__name__)
         return False
@@ -335,7 +337,7 @@ class Denylist:
     @property
     def _next_poll_s(self) -> float:
         """Return the seconds until the next read, if the feed stays healthy."""
-        healthy_s = SWEEP_S if self._hears_commits else HEALTHY_POLL_S
+        healthy_s = LONG_S if self._hears_commits else HEALTHY_POLL_S
         return self._polled_at + healthy_s - self._clock()
 
     @property

@@ -67,6 +67,7 @@ SYSTEM = {
     "request_log.content_log.ContentLog.put": "of the request that was answered",
     "request_log.writer.RequestLog.put": "of the request that was answered",
     "worker.work_listener.WorkListener.rest_s": "asks nobody",
+    "worker.work_listener.WorkListener.wake": "says what this process did, to itself",
     "worker.work_listener.WorkListener.watch": "of what work there is, whosever it is",
     "request_log.writer.RequestLog.write_within": "of the lines that a worker has run",
     "files.contents.PostgresContents.writer": "asks nobody",

@@ -43,7 +43,7 @@ ROTATE_AFTER_S = 30 * 24 * 3600.0
 """The age of an active key at which it is rotated."""
 RELOAD_S = 10.0
 HEARD_RELOAD_S = 120.0
-"""Where each change is heard of as it is committed, a lost notification costs as much."""
+"""A process reloads so rarely that hears of each change as it is committed."""
 WORK = "signing keys"
 """The topic of the trigger on signing keys."""
 RETRY_S = 1.0

@@ -191,7 +191,7 @@ async def test_an_outage_is_said_to_be_one(
         assert (answer.status_code, answer.json()["error"]) == (503, "temporarily_unavailable")
     good = (await http.post("/oauth/token", data=CREDENTIALS, headers=headers)).json()
     with monkeypatch.context() as patch:
-        patch.setattr(world.authority.redis, "publish", lost)
+        patch.setattr(world.authority.redis, "eval", lost)
         sent_token = {"token": good["access_token"]}
         answer = await http.post("/oauth/revoke", data=sent_token, headers=headers)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")

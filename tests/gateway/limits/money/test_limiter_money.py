@@ -235,7 +235,8 @@ async def test_until_it_is_built_nothing_passes(
 async def test_after_a_loss_it_waits_for_what_other_gateways_hold(
     redis: redis.asyncio.Redis, books: BooksOfATest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.limits.limiter.WATCH_S", 0.05)
+    for interval in ("WATCH_S", "IDLE_WATCH_S"):
+        monkeypatch.setattr(f"gateway.limits.limiter.{interval}", 0.05)
 
     async def it_was() -> bool:
         return True

@@ -86,7 +86,8 @@ class Gateway(msgspec.Struct):
 async def gateways(
     db: AsyncEngine, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[list[Gateway]]:
-    monkeypatch.setattr("gateway.limits.limiter.WATCH_S", 0.1)
+    for interval in ("WATCH_S", "IDLE_WATCH_S"):
+        monkeypatch.setattr(f"gateway.limits.limiter.{interval}", 0.1)
     made = []
     async with AsyncExitStack() as stack:
         for name in ("one", "other"):
