@@ -34,6 +34,8 @@ class Difference(msgspec.Struct, frozen=True, order=True):
     component: Component
     before: int | None
     after: int | None
+    valid_from: datetime | None = None
+    """None: they are compared, and nothing begins."""
 
     def __str__(self) -> str:
         size = f" from {self.min_total_input} tokens" if self.min_total_input else ""
@@ -42,7 +44,12 @@ class Difference(msgspec.Struct, frozen=True, order=True):
         if self.before and self.after is not None:
             percent = Decimal(100 * (self.after - self.before)) / self.before
             change = f" ({percent:+.1f} %)"
-        return f"{self.model} {self.tier}{size} {self.component}: {before} -> {after}{change}"
+        begins = ""
+        if self.valid_from is not None:
+            begins = f", from {moment_text(self.valid_from).removesuffix('T00:00:00Z')}"
+        return (
+            f"{self.model} {self.tier}{size} {self.component}: {before} -> {after}{change}{begins}"
+        )
 
 
 def _amount(component: Component, pico: int | None) -> str:
@@ -71,9 +78,11 @@ def book_prices(book: PriceBook, model: str, unix_time: float) -> Prices:
     return found
 
 
-def differences(model: str, before: Prices, after: Prices) -> list[Difference]:
+def differences(
+    model: str, before: Prices, after: Prices, valid_from: datetime | None = None
+) -> list[Difference]:
     return [
-        Difference(model, tier, least, component, old, new)
+        Difference(model, tier, least, component, old, new, valid_from)
         for tier, least in sorted({*before, *after}, key=lambda place: (place[0], place[1]))
         for component in COMPONENTS
         if (old := before.get((tier, least), {}).get(component))
@@ -133,8 +142,11 @@ def changes_of(draft: Iterable[PriceEntry], book: PriceBook) -> list[Difference]
         place = (entry.tier, entry.min_total_input)
         known = book_prices(book, entry.model, entry.valid_from.timestamp()).get(place, {})
         after = {component: price.pico_per_token for component, price in entry.prices.items()}
-        found += differences(entry.model, {place: known}, {place: after})
-    return sorted(found, key=lambda it: (it.model, it.tier, it.min_total_input, it.component))
+        found += differences(entry.model, {place: known}, {place: after}, entry.valid_from)
+    return sorted(
+        found,
+        key=lambda it: (it.model, it.valid_from, it.tier, it.min_total_input, it.component),
+    )
 
 
 def digest_of(draft: bytes, changes: Iterable[object]) -> str:

@@ -311,6 +311,8 @@ class ReadyCard(msgspec.Struct, frozen=True, kw_only=True):
     """The address of the console."""
     sign_in: str | None = None
     """A link that signs the first owner in, once: for a terminal alone, too."""
+    has_owner: bool = True
+    """False: who opens the link first becomes the owner."""
 
     def blocks(self) -> list[str | list[tuple[str, str]]]:
         """Return what is on it: rows of a name and a text, and a call to paste."""
@@ -324,7 +326,10 @@ class ReadyCard(msgspec.Struct, frozen=True, kw_only=True):
         about = about_model(self.model)
         console = f"{self.console} (`tollgate users link` prints a link that signs in)"
         if self.sign_in is not None:
-            console = f"{self.sign_in} (signs the owner in, once, within 15 minutes)"
+            does = (
+                "signs the owner in" if self.has_owner else "who opens it becomes the first owner"
+            )
+            console = f"{self.sign_in} ({does}, once, within 15 minutes)"
         found: list[str | list[tuple[str, str]]] = [
             [
                 ("Console", console),

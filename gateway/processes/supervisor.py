@@ -177,7 +177,7 @@ class Supervisor:
         self._view.close()
         self._engines.watch()
         site = self.settings.public_url or base_url(listener).removesuffix("/v1")
-        sign_in = await self._make_sign_in_link(site) if sys.stdout.isatty() else None
+        sign_in = await self._make_sign_in_link(site) if sys.stdout.isatty() else (None, True)
         lines = await capacities(self.settings.models)
         self._welcome(base_url(listener), known, lines, site, sign_in)
         assert self._stored is not None
@@ -315,9 +315,9 @@ class Supervisor:
                 self._say(f"Waiting for: {missing}")
             await asyncio.sleep(READY_POLL_S)
 
-    async def _make_sign_in_link(self, site: str) -> str | None:
-        """Make a link that signs the first owner in; None: there is nobody to sign in, or no Redis
-        to keep it, which is told elsewhere."""
+    async def _make_sign_in_link(self, site: str) -> tuple[str | None, bool]:
+        """Make a link that signs the first owner in, and tell whether there is one: else it makes
+        one. None: there is nobody to sign in, or no Redis to keep it, which is told elsewhere."""
         from redis.asyncio import Redis
         from redis.exceptions import RedisError
 
@@ -335,10 +335,10 @@ class Supervisor:
                 token = await make_link(conn, redis, owner, secret=secret, actor=FIRST_START)
         except (NotFound, RedisError, OSError) as error:
             log.warning("no link to sign in with was made: %s", error)
-            return None
+            return None, True
         finally:
             await redis.aclose()
-        return to_link(site, token)
+        return to_link(site, token), owner.user_id is not None
 
     def _welcome(
         self,
@@ -346,7 +346,7 @@ class Supervisor:
         known: Credentials | None,
         capacities: list[str],
         site: str,
-        sign_in: str | None,
+        sign_in: tuple[str | None, bool],
     ) -> None:
         models = ", ".join(self.settings.model_names)
         self._say(f"Tollgate is ready on {url} with {models}. State: {self.home.root}")
@@ -362,7 +362,8 @@ class Supervisor:
             credentials=self.home.credentials,
             shows_key=sys.stdout.isatty(),
             console=f"{site}/console",
-            sign_in=sign_in,
+            sign_in=sign_in[0],
+            has_owner=sign_in[1],
         )
         self._view.show(card)
 

@@ -63,7 +63,16 @@ async def add(
     body: dict[str, Any] = {"name": name, "content": changed({}, upstream, assignments)}
     if key_stdin:
         body["api_key"] = read_key()
-    made = await gateway.send("POST", STORED, body, dry_run_of(dry_run))
+    try:
+        made = await gateway.send("POST", STORED, body, dry_run_of(dry_run))
+    except GatewayError as error:
+        if error.code != "name_taken":
+            raise
+        raise GatewayError(
+            f"name: there is a model {name!r} already; `tollgate models set` changes it,"
+            " `tollgate models remove` removes it",
+            status=2,
+        ) from None
     await tell(gateway, made, f"{name} is added and served.", is_dry_run=dry_run)
 
 

@@ -61,7 +61,8 @@ ROWS = click.option(
 
 
 class GatewayError(Exception):
-    """One line. `status`: the exit code of the command. `http_status`: of the answer that came."""
+    """One line. `status`: the exit code of the command. `http_status`, `code`: of the answer that
+    came."""
 
     def __init__(
         self,
@@ -70,9 +71,10 @@ class GatewayError(Exception):
         status: int,
         is_unreachable: bool = False,
         http_status: int | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(line)
-        self.status, self.http_status = status, http_status
+        self.status, self.http_status, self.code = status, http_status, code
         self.is_unreachable = is_unreachable
 
 
@@ -215,10 +217,12 @@ class Gateway:
             raise unreachable(self.target, error) from None
         self.last_etag = answer.headers.get("etag")
         if answer.status_code >= 400:
+            line, code = refusal(self.target, answer.status_code, bytes(found))
             raise GatewayError(
-                refusal(self.target, answer.status_code, bytes(found)),
+                line,
                 status=2 if answer.status_code < 500 else 1,
                 http_status=answer.status_code,
+                code=code,
             )
         return bytes(found)
 
@@ -290,22 +294,22 @@ def unreachable(target: GatewayTarget, error: Exception) -> GatewayError:
     return GatewayError(line, status=1, is_unreachable=True)
 
 
-def refusal(target: GatewayTarget, status: int, content: bytes) -> str:
-    """Return one line of a problem (RFC 9457) or of an error of OpenAI's shape."""
+def refusal(target: GatewayTarget, status: int, content: bytes) -> tuple[str, str | None]:
+    """Return one line of a problem (RFC 9457) or of an error of OpenAI's shape, and its code."""
     try:
         said = json.loads(content)
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
-        return f"{target.base}: status {status}"
+        return f"{target.base}: status {status}", None
     inner = said.get("error")
     if isinstance(inner, dict):
-        text, param = inner.get("message"), inner.get("param")
+        text, about = inner.get("message"), inner
     else:
-        text, param = said.get("detail") or said.get("title"), said.get("param")
-    where = f"{param}: " if param else ""
+        text, about = said.get("detail") or said.get("title"), said
+    where = f"{about['param']}: " if about.get("param") else ""
     hint = f" (the key for {target.base})" if status in (401, 403) else ""
-    return f"{where}{text or f'status {status}'}{hint}"
+    return f"{where}{text or f'status {status}'}{hint}", about.get("code")
 
 
 @asynccontextmanager

@@ -191,11 +191,11 @@ def test_a_draft_is_a_book_of_what_differs_whose_digest_knows_both(tmp_path: Pat
     changes = changes_of(PriceBook.load([draft]), book)
     shown = [str(each) for each in changes if each.tier == "default"]
     assert shown == [
-        "x default cache_read: none -> 0.125",
-        "x default cache_write_1h: none -> 6",
-        "x default reasoning_output: none -> 12",
-        "x default uncached_input: 1 -> 1.25 (+25.0 %)",
-        "x default from 200001 tokens uncached_input: none -> 2.5",
+        "x default cache_read: none -> 0.125, from 2026-11-23",
+        "x default cache_write_1h: none -> 6, from 2026-11-23",
+        "x default reasoning_output: none -> 12, from 2026-11-23",
+        "x default uncached_input: 1 -> 1.25 (+25.0 %), from 2026-11-23",
+        "x default from 200001 tokens uncached_input: none -> 2.5, from 2026-11-23",
     ]
     after = PriceBook.load([known, draft])
     found = after.at("x", NEXT.timestamp())

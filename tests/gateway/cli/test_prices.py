@@ -42,7 +42,10 @@ def test_prices_are_imported_seen_and_applied(environ: dict[str, str], tmp_path:
     assert status == 0 and "penny default uncached_input: 0.1 -> 0.2 (+100.0 %)" in text
     draft, digest = (re.search(rf"{name}: (.+)", text) for name in ("Draft", "Digest"))
     assert draft is not None and digest is not None
-    assert prices("diff", draft[1])[1].splitlines()[-1] == digest[0]
+    shown = prices("diff", draft[1])[1].splitlines()
+    assert shown[-1] == digest[0]
+    begins = re.search('valid_from = "(.+)T00:00:00Z"', Path(draft[1]).read_text())
+    assert begins is not None and shown[1].endswith(f"(+100.0 %), from {begins[1]}")
     status, text = prices("apply", draft[1], "--digest", "0" * 64)
     assert status == 2 and "this is not what was shown" in text
     assert prices("apply", draft[1], "--digest", digest[1])[0] == 0

@@ -131,8 +131,10 @@ def test_the_card_has_the_key_on_a_terminal_alone() -> None:
 
 def test_the_card_leads_to_the_console() -> None:
     assert "Console   http://127.0.0.1:8000/console (`tollgate users link`" in card()
-    signs_in = card(sign_in="http://127.0.0.1:8000/oauth/link?token=t", shows_key=True)
-    assert "Console   http://127.0.0.1:8000/oauth/link?token=t (signs the owner in" in signs_in
+    link = "http://127.0.0.1:8000/oauth/link?token=t"
+    assert f"Console   {link} (signs the owner in, once" in card(sign_in=link)
+    first = card(sign_in=link, has_owner=False)
+    assert f"Console   {link} (who opens it becomes the first owner, once" in first
 
 
 def test_a_card_without_keys_says_how_to_make_one() -> None:

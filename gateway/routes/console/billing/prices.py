@@ -76,6 +76,7 @@ class PriceDraft(msgspec.Struct, frozen=True, kw_only=True):
             TableColumn("Now", lambda each: amount_of(each, each.before), kind="figure"),
             TableColumn("Then", lambda each: amount_of(each, each.after), kind="figure"),
             TableColumn("Change", change_of, kind="tag"),
+            TableColumn("Begins", "valid_from", kind="moment"),
         )
 
     @property

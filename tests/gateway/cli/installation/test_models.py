@@ -55,6 +55,14 @@ def test_a_model_is_added_with_its_key(gateway: FakeGateway) -> None:
     }
 
 
+def test_a_taken_name_says_how_its_model_is_changed(gateway: FakeGateway) -> None:
+    told = {"code": "name_taken", "param": "name", "detail": "another one has this already"}
+    gateway.on("POST", STORED, told, status=409)
+    done = run(gateway, "add", "a/b", "--upstream", UPSTREAM)
+    assert done.exit_code == 2
+    assert "there is a model 'a/b' already; `tollgate models set` changes it" in done.output
+
+
 def test_a_field_is_changed_or_taken_away(gateway: FakeGateway) -> None:
     done = run(gateway, "set", "a/b", "context_window=", "upstream_model=big")
     assert done.exit_code == 0, done.output

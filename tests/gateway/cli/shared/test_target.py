@@ -70,7 +70,7 @@ def test_a_target_shows_no_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "body", "line"),
     [
-        (400, b'{"detail": "Too small.", "param": "limit"}', "limit: Too small."),
+        (400, b'{"detail": "Too small.", "param": "limit", "code": "c"}', "limit: Too small."),
         (401, b'{"error": {"message": "Wrong key."}}', "Wrong key. (the key for http://x)"),
         (502, b"<html>", "http://x: status 502"),
         (404, b'{"title": "Not Found"}', "Not Found"),
@@ -78,4 +78,5 @@ def test_a_target_shows_no_key(tmp_path: Path) -> None:
     ],
 )
 def test_a_refusal_is_one_line_that_names_the_field(status: int, body: bytes, line: str) -> None:
-    assert refusal(GatewayTarget("http://x", "--url", "k"), status, body) == line
+    code = "c" if b"code" in body else None
+    assert refusal(GatewayTarget("http://x", "--url", "k"), status, body) == (line, code)
