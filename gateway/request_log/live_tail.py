@@ -27,8 +27,9 @@ LOOK_BACK_S = 5.0
 """A batch is committed so soon after its rows were stamped, or it is not shown."""
 MOST_BACK_S = 60.0
 """After a Postgres that was away, no more is caught up with."""
-MAX_ROUND = 500
-"""Requests a round; of more the newest are told."""
+MAX_OF_ORG = 200
+"""Requests of an organization a round; of more the newest are told. No busy one keeps those of
+others from being seen."""
 MAX_UNREAD = 100
 """Requests that wait for one watcher."""
 MAX_WATCHERS = 100
@@ -142,7 +143,7 @@ class LiveTail:
         back_s = min(now - self._looked_at, MOST_BACK_S) + LOOK_BACK_S
         orgs = sorted({each.org for each in self._watchers})
         async with self._db.connect() as conn:
-            found = await find_landed(conn, orgs, back_s, MAX_ROUND)
+            found = await find_landed(conn, orgs, back_s, MAX_OF_ORG)
         self._looked_at = now
         oldest = now - 2 * (MOST_BACK_S + LOOK_BACK_S)
         self._told = {id_: at for id_, at in self._told.items() if at > oldest}

@@ -269,14 +269,16 @@ _ONE = sa.text(f"""
 _SINCE = sa.text(f"""
     SELECT {", ".join(f"matched.{name}" for name in _COLUMNS)}, matched.org, {_NAMES_OF}
     FROM (
-        SELECT * FROM request_log
-        WHERE landed_at > now() - CAST(:back_s AS float8) * interval '1 second'
-            AND org = ANY (CAST(:orgs AS text[])) AND at > now() - interval '1 day'
-        ORDER BY landed_at DESC LIMIT :limit
+        SELECT *, row_number() OVER (PARTITION BY org ORDER BY landed_at DESC) AS place FROM (
+            SELECT * FROM request_log
+            WHERE landed_at > now() - CAST(:back_s AS float8) * interval '1 second'
+                AND org = ANY (CAST(:orgs AS text[])) AND at > now() - interval '1 day'
+            ORDER BY landed_at DESC LIMIT {MAX_SCANNED}
+        ) AS landed
     ) AS matched
     LEFT JOIN projects ON projects.id = matched.project AND projects.org_id = matched.org
     LEFT JOIN api_keys ON api_keys.id = matched.key AND api_keys.org_id = matched.org
-    ORDER BY matched.at, matched.id
+    WHERE place <= :limit ORDER BY matched.at, matched.id
 """)
 
 
@@ -294,7 +296,7 @@ async def find_landed(
     conn: AsyncConnection, orgs: Sequence[str], back_s: float, limit: int
 ) -> list[tuple[str, FoundRequest]]:
     """Find the newest requests of some orgs that were written in the last seconds, with their
-    orgs. A request of more than a day is left out."""
+    orgs: of each org `limit`. A request of more than a day is left out."""
     named = {"orgs": [*orgs], "back_s": back_s, "limit": limit}
     rows = (await conn.execute(_SINCE, named)).mappings()
     return [(row["org"], _to_request(row)) for row in rows]

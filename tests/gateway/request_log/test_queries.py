@@ -310,6 +310,20 @@ async def test_one_org_does_not_take_the_places_of_all(
             pass
 
 
+async def test_a_busy_org_leaves_others_their_rows(
+    system_db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_tail, "MAX_OF_ORG", 3)
+    quiet = new_row(org=OTHER)
+    await note(system_db, quiet)
+    await note(system_db, *(new_row() for _ in range(10)))
+    tail = LiveTail(system_db, interval_s=0.01)
+    async with tail.watching(ORG) as busy, tail.watching(OTHER) as other:
+        async with asyncio.timeout(30):
+            assert [each.id for each in await other.read()] == [quiet.id]
+            assert len(await busy.read()) == 3
+
+
 async def test_who_does_not_read_keeps_the_newest(
     system_db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
