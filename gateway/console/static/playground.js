@@ -109,6 +109,7 @@
       this.select = section.querySelector("select");
       this.log = section.querySelector(".turns");
       this.turns = [];
+      this.sent = null;
       this.running = null;
       this.cost = 0n;
       this.select.addEventListener("change", () => { this.describe(); if (!this.turns.length) this.show(); draw(); changed(); });
@@ -235,7 +236,9 @@
       this.show();
       this.running = new AbortController();
       this.cost = 0n;
+      this.sent = body;
       draw();
+      changed();
       try {
         // Usage in every chunk: what it costs is shown as it runs. A loop of tools has it at its end.
         const sent = body.tools?.some((each) => each.type === "mcp") ? body : { ...body, stream_options: { include_usage: true, continuous_usage_stats: true } };
@@ -554,12 +557,13 @@
 
   // ---- the same by the API
 
+  // What was sent last, or, while something is written, what would be sent; null: nothing yet.
   function request() {
     const talk = talks[0];
-    const body = talk.body();
     const text = field("prompt").value.trim();
-    if (text || images.length) body.messages.push({ role: "user", content: contentOf({ text, images }) });
-    if (!body.messages.some((each) => each.role !== "system")) body.messages.push({ role: "user", content: "Hello" });
+    if (!text && !images.length) return talk.sent;
+    const body = talk.body();
+    body.messages.push({ role: "user", content: contentOf({ text, images }) });
     return body;
   }
 
@@ -586,10 +590,17 @@
 
   function drawCode() {
     const shown = form.querySelector(".code pre");
-    let text;
-    try { text = CODE[language](request()); } catch (error) { text = `# ${error.message}`; }
+    const copied = document.getElementById("copy-code");
+    let body = null;
+    let text = "Ask something: the request stands here as a program, as it was sent.";
+    try {
+      body = request();
+      if (body) text = CODE[language](body);
+    } catch (error) { text = `# ${error.message}`; }
     shown.textContent = text.replace(/(data:image\/[a-z]+;base64,[A-Za-z0-9+/]{24})[A-Za-z0-9+/=]+/g, "$1…");
-    document.getElementById("copy-code").dataset.copy = text;
+    copied.dataset.copy = text;
+    copied.disabled = !body;
+    document.getElementById("code-when").textContent = !body ? "" : body === talks[0].sent ? "as it was sent" : "as it is sent next";
     for (const each of form.querySelectorAll("[data-language]")) each.setAttribute("aria-pressed", String(each.dataset.language === language));
   }
 
@@ -606,13 +617,13 @@
     const draft = {
       fields: Object.fromEntries([...TEXT_FIELDS, ...NUMBERS].map((name) => [name, field(name).value])),
       servers: servers.filter((each) => each.checked).map((each) => each.value),
-      talks: talks.map((talk) => ({ model: talk.model, turns: talk.turns.map(bare) })),
+      talks: talks.map((talk) => ({ model: talk.model, turns: talk.turns.map(bare), sent: talk.sent })),
       compared: compare.getAttribute("aria-pressed") === "true",
       images, language, payer: page.payer,
     };
     try { sessionStorage.setItem(KEPT, JSON.stringify(draft)); } catch {
       // Images are too much for what a tab may keep: the texts are what matters.
-      const lean = JSON.stringify(draft, (name, value) => (name === "images" ? [] : value));
+      const lean = JSON.stringify(draft, (name, value) => (name === "images" ? [] : name === "sent" ? null : value));
       try { sessionStorage.setItem(KEPT, lean); } catch { sessionStorage.removeItem(KEPT); }
     }
   }
@@ -633,9 +644,9 @@
     images = draft.images || [];
     language = CODE[draft.language] ? draft.language : "curl";
     setCompared(Boolean(draft.compared));
-    draft.talks.slice(0, talks.length).forEach(({ model, turns }, index) => {
+    draft.talks.slice(0, talks.length).forEach(({ model, turns, sent }, index) => {
       if (models.has(model)) talks[index].select.value = model;
-      if (!talks[index].turns.length) talks[index].turns = turns;
+      if (!talks[index].turns.length) Object.assign(talks[index], { turns, sent: sent || null });
       talks[index].describe();
     });
   }
@@ -663,7 +674,7 @@
   buttons.stop.addEventListener("click", stop);
   buttons.clear.addEventListener("click", () => {
     stop();
-    for (const talk of talks) { talk.turns = []; talk.link(null); talk.show(); }
+    for (const talk of talks) { talk.turns = []; talk.sent = null; talk.link(null); talk.show(); }
     draw();
     changed();
     field("prompt").focus();

@@ -206,6 +206,30 @@ def test_what_is_left_of_the_cap_shrinks_as_it_runs(play: Open, worker: Running)
     expect(left.locator("b")).to_have_text("$ 0.999994")
 
 
+def test_the_code_is_the_request_that_was_sent(play: Open, worker: Running) -> None:
+    """Also once it was answered, and after the page is loaded again."""
+    tab = play()
+    code, copy = tab.locator(".code pre"), tab.get_by_role("button", name="Copy", exact=True)
+    expect(code).to_contain_text("Ask something")
+    expect(copy).to_be_disabled()
+    tab.get_by_label("System prompt").fill("Be brief.")
+    for prompt in ("Hi", "And now?"):
+        ask(tab, prompt)
+        answered(tab)
+        expect(tab.locator("#code-when")).to_have_text("as it was sent")
+        expect(code).to_contain_text(prompt)
+        sent = bodies(worker)[-1]["messages"]
+        assert sent[-1] == {"role": "user", "content": prompt}
+        shown = json.loads(str(code.inner_text()).partition("-d '")[2].removesuffix("'"))
+        assert shown["messages"] == sent and shown["model"] == "far"
+    tab.reload()
+    expect(code).to_contain_text("And now?")
+    assert json.loads(code.inner_text().partition("-d '")[2][:-1])["messages"] == sent
+    tab.get_by_role("textbox", name="What you ask").fill("Next")
+    expect(tab.locator("#code-when")).to_have_text("as it is sent next")
+    tab.get_by_role("button", name="Begin anew").click()
+
+
 def test_what_is_copied_runs_and_says_the_same(play: Open, worker: Running) -> None:
     tab = play()
     tab.get_by_role("textbox", name="What you ask").fill(HOSTILE)
