@@ -114,6 +114,12 @@ def test_a_call_is_tried_by_the_rules_and_a_rule_changes_the_answer(visit: Visit
     form.get_by_label("Condition").fill('args.path.startsWith("/etc")')
     form.get_by_role("button", name="Save the rule").click()
     tab.get_by_text("The rule no etc holds").wait_for()
+    offered = {
+        name: tab.locator(f"#{name} option").evaluate_all("all => all.map(each => each.text)")
+        for name in ("tools", "callers", "owners", "try-project")
+    }
+    assert "files" in offered["tools"] and "web" in offered["try-project"]
+    assert "project web" in offered["owners"]
     for path, answer in (("/etc/passwd", "is denied"), ("/srv", "passes")):
         tab.get_by_label("Server", exact=True).select_option("files")
         tab.get_by_label("Tool, by its own name").fill("list_folder")

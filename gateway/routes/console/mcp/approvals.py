@@ -11,10 +11,10 @@ from litestar import Response
 
 from gateway.console.hidden import visible
 from gateway.console.tables import Table, TableColumn
-from gateway.mcp.admin.call_log import names_of
 from gateway.mcp.admin.decisions import AskedCall, decide, read_asked
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
+from gateway.routes.console.mcp.names import find_names
 from gateway.wire.admin.mcp_rules import ApprovalState
 
 page = ConsolePage(name="mcp/approvals", title="Approvals", below="mcp")
@@ -45,11 +45,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
             for one in asked
             for each in (one.caller.client, one.caller.project_id, one.caller.subject)
         ]
-        names = await names_of(conn, request.org_id, ids)
-
-    def named(id: str) -> str:
-        return visible(names.get(id, id))
-
+        named = await find_names(conn, request.org_id, ids)
     table = Table(
         "Calls that a person was asked about",
         asked,

@@ -9,10 +9,11 @@ from litestar import Response
 
 from gateway.console.hidden import visible
 from gateway.console.tables import Table, TableColumn
-from gateway.mcp.admin.call_log import KINDS, LoggedCall, names_of, read_calls
+from gateway.mcp.admin.call_log import KINDS, LoggedCall, read_calls
 from gateway.mcp.calls import lift, lifting, taints_of
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ROWS, ConsoleRequest
+from gateway.routes.console.mcp.names import find_names
 from gateway.tenancy.errors import InvalidField, NotAllowed
 
 calls = ConsolePage(name="mcp/calls", title="Calls", below="mcp", needs="admin:audit")
@@ -36,11 +37,7 @@ async def show_calls(request: ConsoleRequest) -> Response[bytes]:
             limit=ROWS,
         )
         ids = [it for one in found for it in (one.client_id, one.subject_id, one.project_id)]
-        names = await names_of(conn, request.org_id, ids)
-
-    def named(id: str | None) -> str | None:
-        return None if id is None else visible(names.get(id, id))
-
+        named = await find_names(conn, request.org_id, ids)
     table = Table(
         "Calls",
         found,
@@ -91,11 +88,7 @@ async def show_taints(request: ConsoleRequest) -> Response[bytes]:
     async with request.transaction() as conn:
         callers = [each.caller for each in found]
         ids = [it for one in callers for it in (one.client, one.subject, one.project_id)]
-        names = await names_of(conn, request.org_id, ids)
-
-    def named(id: str) -> str:
-        return visible(names.get(id, id))
-
+        named = await find_names(conn, request.org_id, ids)
     table = Table(
         "Tainted callers",
         found,

@@ -3,6 +3,7 @@ adds, replaces and removes rules."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,9 +11,16 @@ from litestar import Response
 
 from billing.errors import MoneyError
 from billing.money import format_usd, usd
+from billing.queries import ask, ask_all
 from gateway.console.hidden import visible
 from gateway.console.tables import Table, TableColumn
-from gateway.mcp.admin.rule_trials import Trial, approved_annotations, try_call
+from gateway.mcp.admin.rule_trials import (
+    Trial,
+    TrialChoice,
+    annotations_query,
+    choices_query,
+    try_call,
+)
 from gateway.mcp.admin.rule_warnings import warnings_of
 from gateway.mcp.known import announce
 from gateway.mcp.rules import read_rules, replace_rules
@@ -55,7 +63,8 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
     servers = [] if service is None else sorted(service.pins.of_org(request.org_id))
     async with request.transaction() as conn:
         rules = await read_rules(conn, org_id=request.org_id)
-        trial = await tried(request, conn, rules, servers) if request.value("tool") else None
+        trial, choices = await tried(request, conn, rules, servers)
+    names = {each.id: visible(each.name) for each in choices if each.kind != "tool"}
     after = request.query.get("after", "")
     shown = [each for each in rules.rules if each.id > after]
     table = Table(
@@ -63,7 +72,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         shown[:ROWS],
         TableColumn("Rule", lambda rule: visible(rule.id)),
         TableColumn("Decision", lambda rule: (rule.effect, TONES[rule.effect]), kind="tag"),
-        TableColumn("For", of_whom),
+        TableColumn("For", lambda rule: of_whom(rule, names)),
         TableColumn("Tools", lambda rule: visible(", ".join(rule.tools))),
         TableColumn("Tool hints", hints_of),
         TableColumn("Condition", lambda rule: visible(rule.when) or None),
@@ -77,6 +86,9 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         version=rules.version,
         servers=servers,
         trial=trial,
+        chosen_projects=[each for each in choices if each.kind == "project"],
+        callers=[each for each in choices if each.kind in ("key", "client")],
+        tools=[each for each in choices if each.kind == "tool"],
         silent=() if trial is None else [one for one in trial.words if one.word in SILENT],
         tones=TONES,
         reasons=REASONS,
@@ -85,8 +97,10 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
     )
 
 
-def of_whom(rule: ToolRule) -> str:
-    return "all" if rule.level == "org" else f"{rule.level} {visible(rule.of)}"
+def of_whom(rule: ToolRule, names: Mapping[str, str]) -> str:
+    if rule.level == "org":
+        return "all"
+    return f"{rule.level} {names.get(rule.of) or visible(rule.of)}"
 
 
 def hints_of(rule: ToolRule) -> str | None:
@@ -103,13 +117,21 @@ def bounds_of(rule: ToolRule) -> str | None:
     return ", ".join(found) or None
 
 
-async def tried(request: ConsoleRequest, conn: Any, rules: Rules, servers: list[str]) -> Trial:
-    """Raises: InvalidField, BadField."""
+async def tried(
+    request: ConsoleRequest, conn: Any, rules: Rules, servers: list[str]
+) -> tuple[Trial | None, list[TrialChoice]]:
+    """Return what the rules say of the call that is tried, if one is, and what can be chosen.
+    Raises: InvalidField, BadField."""
+    choices, tool = choices_query(request.org_id), request.value("tool")
+    if not tool:
+        return None, await ask(conn, choices)
     from mcp_bridge.trust.read_permit import to_call  # it loads what checks MCP's messages
 
-    server, tool = request.value("server", known=servers), request.value("tool")
+    server = request.value("server", known=servers)
     arguments = read_arguments(request.query.get("arguments", ""))
-    annotations = await approved_annotations(conn, request.org_id, server, tool)
+    annotations, found = await ask_all(
+        conn, annotations_query(request.org_id, server, tool), choices
+    )
     caller = Caller(
         org_id=request.org_id,
         project_id=request.value("project"),
@@ -118,7 +140,8 @@ async def tried(request: ConsoleRequest, conn: Any, rules: Rules, servers: list[
     )
     call = to_call(caller, server, "tool", tool, arguments=arguments, annotations=annotations or {})
     tainted = (server or "a server",) if request.value("tainted") else ()
-    return try_call(rules, call, is_approved=annotations is not None, tainted_by=tainted)
+    is_approved = annotations is not None
+    return try_call(rules, call, is_approved=is_approved, tainted_by=tainted), found
 
 
 def read_arguments(text: str) -> dict[str, Any]:
