@@ -3,9 +3,10 @@ operators make, change and archive them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, get_args
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from litestar import Response
 
@@ -38,6 +39,9 @@ from gateway.tenancy.tables import plans
 from gateway.wire.shared.page_query import ArchivedPageQuery
 
 OPERATORS = "operator:plans"
+DOTS = (".", "..")
+"""The names that a path has for itself and for what is above it."""
+ODD = re.compile(r"[/%]|^\.\.?$")
 LANES = (("", "each request's own"), *((lane, lane) for lane in get_args(Lane)))
 
 page = ConsolePage(name="plans", title="Plans", below="projects")
@@ -77,13 +81,22 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
 
 
 def address_of(name: str) -> str:
-    return f"{page.path}/{quote(name, safe='')}"
+    """Return the page of a plan, whose name may hold anything. What means something in a path is
+    quoted twice: servers and browsers undo it once before they look for `/` and `..`."""
+    coded = quote(name, safe="")
+    if name in DOTS:
+        coded = name.replace(".", "%2E")
+    return f"{page.path}/{quote(coded, safe='') if ODD.search(name) else coded}"
+
+
+def name_of(request: ConsoleRequest) -> str:
+    return unquote(request.ids["name"])
 
 
 @page.get("/{name:str}")
 async def show_one(request: ConsoleRequest) -> Response[bytes]:
     async with request.transaction() as conn:
-        plan = await get_plan(conn, request.ids["name"])
+        plan = await get_plan(conn, name_of(request))
         holders = await list_holders(conn, org_id=request.org_id, plan=plan.name)
     use = await use_of(request, plan, holders)
     names = {(each.scope, each.id): each.name for each in holders}
@@ -151,14 +164,14 @@ async def create(request: ConsoleRequest) -> Response[bytes]:
 
 @page.post("/{name:str}/update", needs=OPERATORS, again=show_one)
 async def update(request: ConsoleRequest) -> Response[bytes]:
-    name, values = request.ids["name"], values_of(request)
+    name, values = name_of(request), values_of(request)
     await update_plan(request.system_db, request.redis, name, values, **by_operator(request))
     return request.done("Every worker goes by it within a second.", to=address_of(name))
 
 
 @page.post("/{name:str}/archive", needs=OPERATORS, again=show_one)
 async def archive(request: ConsoleRequest) -> Response[bytes]:
-    name = request.ids["name"]
+    name = name_of(request)
     await archive_plan(request.system_db, request.redis, name, **by_operator(request))
     return request.done(f"{name} can no longer be given; who is on it stays on it.")
 

@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 from tests.gateway.console.conftest import Visit
 from tests.gateway.console.seeds import HOSTILE, MANY
-from tests.gateway.console.server import ConsoleServer
+from tests.gateway.console.server import PASSWORD, ConsoleServer
 
 Sessions = Callable[[str, str], dict[str, str]]
 
@@ -192,6 +192,15 @@ def test_keys_of_the_keyboard_lead_and_help(visit: Visit) -> None:
     tab.get_by_role("searchbox", name="Search").fill("nightly")
     tab.keyboard.press("Enter")
     tab.get_by_role("link", name="nightly-eval").wait_for()
+
+
+def test_times_are_the_viewers_from_the_first_page_on(visit: Visit, console: ConsoleServer) -> None:
+    tab = visit("little", None, "/console/keys")
+    tab.get_by_label("E-mail address").fill(console.little.email("reader"))
+    tab.get_by_label("Password").fill(PASSWORD)
+    tab.get_by_role("button", name="Sign in", exact=True).click()
+    tab.wait_for_url("**/console/keys")
+    assert "Times of Europe/Vienna" in tab.locator(".who").inner_text()
 
 
 def test_a_theme_is_kept_and_the_page_stays(visit: Visit) -> None:
