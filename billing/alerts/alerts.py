@@ -170,7 +170,7 @@ def booked_spend(table: str) -> str:
     ) END"""
 
 
-def _spend_to_date(table: str) -> str:
+def spent_so_far(table: str) -> str:
     """Return SQL of the same spending, from spend_to_date where the scope is kept there."""
     names = ("org_id", "scope", "scope_id", "period", "period_start")
     same = " AND ".join(f"s.{name} = {table}.{name}" for name in names)
@@ -291,7 +291,7 @@ _RAISE_FOR_CAP = sa.text(f"""
         FROM spend_caps WHERE id = :cap_id AND archived_at IS NULL
     ),
     reached AS (
-        SELECT caps.*, '{SPEND}' AS measure, '{SPENT}' AS reason, {_spend_to_date("caps")} AS used
+        SELECT caps.*, '{SPEND}' AS measure, '{SPENT}' AS reason, {spent_so_far("caps")} AS used
         FROM caps
     )
     {RAISE}
@@ -347,7 +347,7 @@ _RAISE_FOR_REFUSALS = sa.text(f"""
             )
     ),
     spent AS (
-        SELECT caps.*, '{SPEND}' AS measure, {_spend_to_date("caps")} AS used FROM caps
+        SELECT caps.*, '{SPEND}' AS measure, {spent_so_far("caps")} AS used FROM caps
     ),
     reached AS (
         SELECT spent.*, CASE WHEN used > 0 AND used >= ceiling THEN '{SPENT}' ELSE '{REFUSED}' END

@@ -1,4 +1,5 @@
-"""Finds what waits for a person of an organization, and the budgets of its projects: one statement.
+"""Finds what waits for a person of an organization, and its budgets and those of its projects: one
+statement.
 
 What is known elsewhere (replicas, models that miss their SLO) is the page's to add.
 """
@@ -18,6 +19,7 @@ from billing.credits.balance import BALANCE
 from billing.money import Pico
 from billing.queries import Query, ask
 from billing.tables import TOTAL_PICO, AnyRow
+from gateway.console.budgets import Budget, budgets_sql, to_budget
 from gateway.console.formats import duration, usd
 from gateway.console.hidden import visible
 
@@ -103,7 +105,9 @@ _QUERY = sa.text(f"""
             AND spent.scope_id = projects.id AND spent.period = cap.period
             AND (cap.period = 'total' OR spent.period_start = date_trunc(cap.period, now(), 'UTC'))
         WHERE projects.org_id = :org GROUP BY projects.id LIMIT {MAX_PROJECTS})
-""")
+    UNION ALL
+    (SELECT 'budget', now(), to_json(budget) FROM ({budgets_sql("org", "no_project")}) AS budget)
+""").bindparams(no_project="")
 
 
 class TodoItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +138,8 @@ class Attention(msgspec.Struct, frozen=True):
     projects: Mapping[str, ProjectBudget]
     launches: Mapping[str, str]
     """By MCP server, the digest of how it may be reached."""
+    budgets: Sequence[Budget] = ()
+    """Those of the organization itself, without what running requests hold."""
 
 
 def attention_query(org: str, servers: Collection[str] = ()) -> Query[Attention]:
@@ -155,18 +161,20 @@ async def find_attention(
 
 def _read(rows: Sequence[AnyRow]) -> Attention:
     needs: list[TodoItem] = []
-    projects, launches = {}, {}
+    projects, launches, budgets = {}, {}, []
     for row in rows:
         if row.kind == "project":
             line = msgspec.convert(row.content, ProjectBudget)
             projects[line.id] = line
         elif row.kind == "launch":
             launches[row.content["server"]] = row.content["digest"]
+        elif row.kind == "budget":
+            budgets.append(to_budget(row.content))
         else:
             at = None if row.at is None else row.at.astimezone(UTC)
             found = _MAKERS[row.kind](row.content, at)
             needs += [] if found is None else [found]
-    return Attention(needs, projects, launches)
+    return Attention(needs, projects, launches, budgets)
 
 
 def in_order(needs: Collection[TodoItem]) -> list[TodoItem]:

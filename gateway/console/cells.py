@@ -50,18 +50,19 @@ class CellWriter:
     def row(self, table: Table, row: Any, is_drawn: bool = False) -> Markup:
         """Return a row's cells. `is_drawn`: a chart is drawn of them, which reads `data-v`."""
         cells = []
-        for column in table.columns:
+        for column in table.shown:
             value = column.of(row)
-            kind = ' class="num"' if column.is_figure else ""
+            kind = f' class="{column.css}"' if column.css else ""
+            label = f' data-label="{escape(column.title)}"'
             data = f' data-v="{raw(value)}"' if is_drawn else ""
-            cells.append(f"<td{kind}{data}>{self._cell(column, row, value)}</td>")
+            cells.append(f"<td{kind}{label}{data}>{self._cell(column, row, value)}</td>")
         return Markup("".join(cells))
 
     def _cell(self, column: TableColumn, row: Any, value: Any) -> str:
         to = column.link(row) if column.link is not None else None
         detail = column.detail(row) if column.detail is not None else None
         if value is None:
-            shown = "" if detail else f'<span class="dim">{formats.NOTHING}</span>'
+            shown = "" if detail else f'<span class="dim none">{formats.NOTHING}</span>'
         elif to and column.kind == "id":
             shown = short(value)
         elif (write := self._by_kind.get(column.kind)) is not None:

@@ -6,7 +6,9 @@ A figure that is not known is None, and shown as a dash.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import groupby
 
 from markupsafe import Markup, escape
 
@@ -147,6 +149,22 @@ def coded(text: str) -> Markup:
         Markup("<code>{}</code>").format(part) if at % 2 else escape(part)
         for at, part in enumerate(parts)
     )
+
+
+def spark(values: Sequence[float | None]) -> tuple[str, str]:
+    """Return the SVG paths of a line and of what is below it, in a box of 240 by 32. A value that
+    is not known is a gap."""
+    highest = max((each for each in values if each is not None), default=0) or 1
+    step = 240 / max(len(values) - 1, 1)
+    line, below = "", ""
+    for is_known, run in groupby(enumerate(values), lambda each: each[1] is not None):
+        if not is_known:
+            continue
+        points = [f"{at * step:.1f},{29 - 25 * (value or 0) / highest:.1f}" for at, value in run]
+        first, last = points[0].partition(",")[0], points[-1].partition(",")[0]
+        line += f"M{' '.join(points)}{'h3' if len(points) == 1 else ''}"
+        below += f"M{first},32L{' '.join(points)} {last},32Z"
+    return line, below
 
 
 def _at(when: datetime | float, zone: tzinfo) -> datetime:

@@ -53,7 +53,7 @@ def templates() -> Environment:
         name: getattr(formats, name)
         for name in (
             *("usd", "exact_usd", "count", "percent", "ms", "size", "short_id", "duration"),
-            "coded",
+            *("coded", "spark"),
         )
     }
     made.filters |= {"visible": hidden.visible, "marked": hidden.marked}

@@ -61,6 +61,7 @@ class TableColumn(msgspec.Struct, frozen=True):
     hint: str = ""
     """Its explanation, on hover."""
     in_csv: bool = True
+    in_page: bool = True
     detail: Callable[[Any], str | None] | None = None
     """Returns what stands dimmed behind the value."""
 
@@ -73,6 +74,11 @@ class TableColumn(msgspec.Struct, frozen=True):
     def is_figure(self) -> bool:
         return self.kind in FIGURES
 
+    @property
+    def css(self) -> str:
+        """Return the class of its cells: figures stand right, what is short keeps its line."""
+        return "num" if self.is_figure else "" if self.kind == "text" else "keep"
+
 
 class Table:
     """Some rows and their columns. `caption`: its name, for who does not see it."""
@@ -81,6 +87,11 @@ class Table:
         self.caption = caption
         self.rows = rows
         self.columns = [each for each in columns if each is not None]
+
+    @property
+    def shown(self) -> list[TableColumn]:
+        """Return the columns that a page shows."""
+        return [each for each in self.columns if each.in_page]
 
     def to_csv(self) -> bytes:
         """Return it as RFC 4180 has it, in UTF-8 with the mark by which spreadsheets know."""

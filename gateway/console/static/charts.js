@@ -33,6 +33,8 @@ function read(table) {
   };
 }
 
+const RIGHT = 26;
+
 function labels(zone, from, to) {
   const part = (options) => new Intl.DateTimeFormat("en-GB", { timeZone: zone, ...options });
   const time = part({ hour: "2-digit", minute: "2-digit" });
@@ -44,11 +46,17 @@ function labels(zone, from, to) {
     return found === today ? "today" : found === yesterday ? "yesterday" : found;
   };
   const byDays = to - from > 2 * 86400;
-  return (_, splits) => splits.map((at, place) => {
+  const words = (splits, at, place) => {
     const date = at * 1000;
     if (byDays) return day.format(date);
     const isNewDay = place === 0 || day.format(splits[place - 1] * 1000) !== day.format(date);
     return isNewDay ? `${named(date)} ${time.format(date)}` : time.format(date);
+  };
+  return (chart, splits) => splits.map((at, place) => {
+    const text = words(splits, at, place);
+    // Of a day that begins at the edge the time alone has room.
+    const room = chart.bbox.width / (devicePixelRatio || 1) + RIGHT - chart.valToPos(at, "x");
+    return room < text.length * 3.5 && text.length > 6 && !byDays ? time.format(at * 1000) : text;
   });
 }
 
@@ -213,12 +221,12 @@ function draw(figure) {
     width: plot.clientWidth || 600,
     height: 216,
     tzDate: (at) => uPlot.tzDate(new Date(at * 1000), zone),
-    padding: [8, 24, 0, 0],
+    padding: [8, RIGHT, 0, 0],
     legend: { show: false },
     cursor: { sync: { key: synced.key, setSeries: false }, drag: { x: true, y: false, setScale: false } },
     scales: { x: { time: true, range: [from, Math.max(to, times[times.length - 1] + (bars ? step : 0))] }, y: { range: rangeOf(figure.dataset.unit, bars, Number(figure.dataset.slo) || null) } },
     axes: [
-      { ...axis, values: labels(zone, from, to), space: 110, size: 32 },
+      { ...axis, values: labels(zone, from, to), space: plot.clientWidth < 500 ? 68 : 110, size: 26 },
       { ...axis, values: (_, splits) => splits.map(show), size: 64 },
     ],
     series: [

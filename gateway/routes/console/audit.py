@@ -97,7 +97,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         TableColumn("Project", "project_name"),
         TableColumn("From", "ip"),
         TableColumn("Request", "request_id", kind="id"),
-        TableColumn("Actor", "actor_id", kind="id"),
+        TableColumn("Actor", "actor_id", kind="id", in_page=False),
     )  # fmt: skip
     return request.render(
         "audit",

@@ -3,29 +3,27 @@ is spent and held; makes, changes, rotates and revokes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 from litestar import Response
-from redis.exceptions import RedisError
 
 from billing.errors import MoneyError
-from billing.ledger.spend_totals import SpentByKey, spent_by_keys, spent_query
+from billing.ledger.spend_totals import SpentByKey, spent_query
 from billing.money import usd
 from billing.queries import Query, ask_all
 from engine.protocol import Lane
 from gateway.auth.bearer.api_keys import to_principal
+from gateway.console.budgets import Budget, budgets_query, with_held
 from gateway.console.formats import duration
 from gateway.console.tables import Table, TableColumn
-from gateway.limits.counters import spent_now
 from gateway.limits.live_use import LimitUse, LiveUse
 from gateway.limits.outcomes import scopes_of
 from gateway.limits.redis.scope_limits import ScopeLimits
 from gateway.limits.redis.scripts import LimiterUnavailable
-from gateway.limits.spending import PICO_PER_NANO, Counter, counter_of
 from gateway.permissions import SCOPE_MCP_CALL
 from gateway.principal import PLAN_LIMITS, SCOPE_INFERENCE, Principal
 from gateway.routes.admin.keys import check_given
@@ -54,28 +52,6 @@ PERIODS = (("month", "a month"), ("day", "a day"), ("total", "in all"))
 KEY_LIMITS = [limit for limit in PLAN_LIMITS if limit.of_keys]
 
 page = ConsolePage(name="keys", title="Keys and limits", letter="k")
-
-
-class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """A cap of a key, and how much of it is gone."""
-
-    cap: KeyCap
-    used_pico: int
-    held_pico: int
-    """Running requests hold it; what they do not use is given back."""
-    resets_at: datetime | None
-
-    @property
-    def left_pico(self) -> int:
-        return max(0, self.cap.amount_pico - self.used_pico - self.held_pico)
-
-    @property
-    def part(self) -> float:
-        return self.used_pico / self.cap.amount_pico if self.cap.amount_pico else 1.0
-
-    @property
-    def held_part(self) -> float:
-        return self.held_pico / self.cap.amount_pico if self.cap.amount_pico else 0.0
 
 
 class KeyLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,33 +94,36 @@ def state_of(found: KeyPage, now: datetime) -> tuple[str, str]:
 
 
 async def to_lines(
-    request: ConsoleRequest, found: list[KeyPage], spent: dict[str, SpentByKey]
-) -> list[KeyLine]:
-    """Add what is spent and held of each key's budgets."""
-    counters = {
-        cap.id: counter_of("key", each.key.id, cap.period, request.now.timestamp())
-        for each in found
-        for cap in each.caps
-    }
-    try:
-        live = await spent_now(request.redis, request.org_id, list(counters.values()))
-    except (RedisError, OSError):
-        live = {}  # what is booked is known all the same
-    return [
+    request: ConsoleRequest,
+    found: list[KeyPage],
+    spent: dict[str, SpentByKey],
+    shared: Iterable[Budget],
+) -> tuple[list[KeyLine], list[Budget]]:
+    """Add what is spent and held of each key's budgets, and of those that they share."""
+    own = [to_budget(cap, each.key.id, spent) for each in found for cap in each.caps]
+    held = await with_held(request.redis, request.org_id, [*own, *shared], request.now)
+    lines = [
         KeyLine(
             page=each,
             state=state_of(each, request.now),
-            spent=(of_key := spent.get(each.key.id, NOTHING_SPENT)),
-            budgets=[to_budget(cap, counters[cap.id], of_key, live) for cap in each.caps],
+            spent=spent.get(each.key.id, NOTHING_SPENT),
+            budgets=[one for one in held[: len(own)] if one.scope_id == each.key.id],
         )
         for each in found
     ]
+    return lines, held[len(own) :]
 
 
-def to_budget(cap: KeyCap, counter: Counter, spent: SpentByKey, live: dict[Counter, int]) -> Budget:
-    used: int = getattr(spent, cap.period)
-    counted = live.get(counter, 0) * PICO_PER_NANO
-    return Budget(cap=cap, used_pico=used, held_pico=max(0, counted - used), resets_at=counter.end)
+def to_budget(cap: KeyCap, key_id: str, spent: dict[str, SpentByKey]) -> Budget:
+    return Budget(
+        id=cap.id,
+        scope="key",
+        scope_id=key_id,
+        period=cap.period,
+        amount_pico=cap.amount_pico,
+        hard=cap.hard,
+        used_pico=getattr(spent.get(key_id, NOTHING_SPENT), cap.period),
+    )
 
 
 @page.get()
@@ -162,12 +141,13 @@ async def show(request: ConsoleRequest, made: CreatedKey | None = None) -> Respo
         )
         ids = [each.key.id for each in found]
         listed = select_projects(request.org_id).limit(MAX_PROJECTS)
-        spent, projects = await ask_all(
+        spent, projects, shared = await ask_all(
             conn,
             spent_query(request.org_id, ids, request.now),
             Query(listed, lambda rows: [(each.id, each.name) for each in rows]),
+            budgets_query(request.org_id, project_id),
         )
-    lines = await to_lines(request, found, spent)
+    lines, shared = await to_lines(request, found, spent, shared)
     table = Table(
         "API keys",
         lines,
@@ -188,6 +168,8 @@ async def show(request: ConsoleRequest, made: CreatedKey | None = None) -> Respo
         states=STATES,
         expiries=EXPIRIES,
         made=made,
+        budgets=shared,
+        project_name=dict(projects).get(project_id, project_id),
     )
 
 
@@ -269,13 +251,18 @@ async def show_one(request: ConsoleRequest, made: CreatedKey | None = None) -> R
     key_id = request.ids["key_id"]
     async with request.transaction() as conn:
         found = await get_key_page(conn, org_id=request.org_id, key_id=key_id)
-        spent = await spent_by_keys(conn, request.org_id, [key_id], request.now)
-    [line] = await to_lines(request, [found], spent)
+        spent, shared = await ask_all(
+            conn,
+            spent_query(request.org_id, [key_id], request.now),
+            budgets_query(request.org_id, found.key.project_id),
+        )
+    [line], shared = await to_lines(request, [found], spent, shared)
     key = found.key
     return request.render(
         "key",
         line=line,
         key=key,
+        budgets=[*line.budgets, *shared],
         limits=[(limit, getattr(key, limit.name)) for limit in KEY_LIMITS],
         graces=GRACES,
         periods=PERIODS,

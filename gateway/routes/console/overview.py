@@ -21,6 +21,7 @@ from gateway.console.attention import (
     changed_server,
     in_order,
 )
+from gateway.console.budgets import with_held
 from gateway.console.changes import NEEDS, Changes, changes_query
 from gateway.console.formats import SPACE, count, ms, percent
 from gateway.console.model_names import model_name
@@ -87,6 +88,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
             conn, attention_query(request.org_id, servers), changes_of(request, window)
         )
     changed = await changed_servers(request, servers, found)
+    budgets = await with_held(request.redis, request.org_id, found.budgets, request.now)
     lane: Any = filters.lane or "interactive"
     slo = request.services.generation.slos.of(filters.model, lane)
     series = summary.series()
@@ -103,6 +105,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
             request,
             [*down_replicas(request), *found.needs, *changed, *troubles(request, summary)],
         ),
+        budgets=budgets,
         now_sums=summary.now,
         before=summary.before,
         series=[sums for _, sums in series],

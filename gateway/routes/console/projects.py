@@ -6,6 +6,7 @@ from __future__ import annotations
 from litestar import Response
 
 from billing.queries import ask, ask_all
+from gateway.console.budgets import budgets_query, with_held
 from gateway.console.tables import Table, TableColumn
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
@@ -89,12 +90,14 @@ def address_of(project_id: str) -> str:
 async def show_one(request: ConsoleRequest) -> Response[bytes]:
     where = {"org_id": request.org_id, "project_id": request.ids["project_id"]}
     async with request.transaction() as conn:
-        project, (found, more), plans = await ask_all(
+        project, (found, more), plans, booked = await ask_all(
             conn,
             verbs.project_query(**where),
             members.members_query(**where, cursor=request.cursor("asc")),
             plans_query(),
+            budgets_query(**where),
         )
+    budgets = await with_held(request.redis, request.org_id, booked, request.now)
     table = Table(
         f"Members of {project.name}",
         found,
@@ -115,6 +118,7 @@ async def show_one(request: ConsoleRequest) -> Response[bytes]:
         plans=plan_choices(plans, project.plan),
         content_days=request.services.content_log.keep_days,
         roles=ROLES,
+        budgets=budgets,
         can_here=lambda scope: request.can(scope, project.id) and project.archived_at is None,
     )
 

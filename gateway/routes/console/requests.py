@@ -14,8 +14,10 @@ from litestar import Response
 from litestar.response import Stream
 
 from billing.errors import MoneyError
+from billing.events import Component
 from billing.ledger.tags import to_tag
-from billing.money import usd
+from billing.money import format_usd, usd
+from billing.pricing.drafts import format_price
 from billing.pricing.rating import price_of, rate
 from billing.reports.request_record import RequestRecord, find_record
 from foundation import sse
@@ -114,8 +116,9 @@ page = ConsolePage(name="requests", title="Requests", letter="r", needs=SCOPE_US
 
 class PriceLine(msgspec.Struct, frozen=True, kw_only=True):
     component: str
-    quantity: int
-    pico_per_token: int | None
+    quantity: int | None
+    rate: str | None
+    """USD a million tokens, or a call."""
     amount_pico: int
 
 
@@ -322,7 +325,7 @@ async def show_one(request: ConsoleRequest) -> Response[bytes]:
         slo=slo,
         bars=[] if row is None else bars_of(row),
         record=record,
-        lines=[] if record is None else lines_of(record),
+        price=price_table([] if record is None else lines_of(record)),
         table=None if record is None else ledger_table(record),
         model=None if row is None else model_name(row.model),
         why=None if row is None or row.error_code is None else ERRORS.get(row.error_code, ""),
@@ -380,8 +383,9 @@ def bars_of(row: FoundRequest) -> list[Bar]:
 
 
 def lines_of(record: RequestRecord) -> list[PriceLine]:
-    """Return what was billed, component by component, over all attempts."""
-    sums: dict[tuple[str, int | None], list[int]] = {}
+    """Return what was billed, component by component, over all attempts; the last line is what was
+    charged."""
+    sums: dict[tuple[Component, int | None], list[int]] = {}
     for event in record.events:
         if event.kind != "usage":
             continue
@@ -391,15 +395,30 @@ def lines_of(record: RequestRecord) -> list[PriceLine]:
             total = sums.setdefault((line.component, each), [0, 0])
             total[0] += line.quantity
             total[1] += line.amount_pico
-    return [
+    lines = [
         PriceLine(
             component=component.replace("_", " "),
             quantity=quantity,
-            pico_per_token=price,
+            rate=None if price is None else format_price(component, price),
             amount_pico=amount,
         )
         for (component, price), (quantity, amount) in sums.items()
     ]
+    charged = PriceLine(
+        component="charged", quantity=None, rate=None, amount_pico=record.charged_pico
+    )
+    return [*lines, charged] if lines else []
+
+
+def price_table(lines: Sequence[PriceLine]) -> Table:
+    return Table(
+        "Price",
+        lines,
+        TableColumn("Component", "component"),
+        TableColumn("Quantity", "quantity", kind="count"),
+        TableColumn("Rate", "rate", kind="figure", hint="USD a million tokens, or a call"),
+        TableColumn("USD", lambda line: format_usd(line.amount_pico), kind="figure"),
+    )
 
 
 def ledger_table(record: RequestRecord) -> Table:
@@ -407,10 +426,10 @@ def ledger_table(record: RequestRecord) -> Table:
         "Ledger entries",
         record.transfers,
         TableColumn("Posted", "posted_at", kind="moment"),
+        TableColumn("Amount", "amount_pico", kind="usd"),
         TableColumn("Debit", "debit"),
         TableColumn("Credit", "credit"),
         TableColumn("Kind", "kind"),
-        TableColumn("Amount", "amount_pico", kind="usd"),
         TableColumn("Corrects", "corrects", kind="id"),
         TableColumn("Transfer", "id", kind="id"),
     )

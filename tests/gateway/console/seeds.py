@@ -68,8 +68,19 @@ async def projects(server: ConsoleServer) -> None:
 
 
 async def budgets(server: ConsoleServer) -> None:
-    """Make budgets of some keys, from hardly touched to spent; put people into projects."""
+    """Make budgets of some keys, from hardly touched to spent, of an organization and a project;
+    put people into projects."""
     for org in (server.little, server.much):
+        for amount_usd, project_id in ((500, None), (120, org.project_id)):
+            await create_spend_cap(
+                server.services.system_db,
+                server.services.redis,
+                org_id=org.id,
+                project_id=project_id,
+                amount_pico=amount_usd * PICO_PER_USD,
+                hard=False,
+                actor=COMMAND_LINE,
+            )
         async with tenant(server.services.db, org.id) as conn:
             first = sa.select(api_keys.c.id).order_by(api_keys.c.id).limit(len(USED))
             key_ids = list((await conn.scalars(first)).all())

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import runpy
 from collections.abc import Callable, Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -30,6 +31,10 @@ LOOK = """async (tags) => {
   return found.violations.flatMap((each) =>
     each.nodes.map((node) => `${each.id}: ${node.html.slice(0, 200)} ${node.failureSummary}`));
 }"""
+CUT = """() => [...document.querySelectorAll(".scroll")]
+  .filter((each) => !each.closest("details:not([open])"))
+  .map((each) => [each.getAttribute("aria-label"), each.scrollWidth - each.clientWidth])
+  .filter(([, width]) => width > 1).map(([name, width]) => `${name} is cut by ${width} px`)"""
 SHIFTED = """() => new Promise((done) => {
   let sum = 0;
   const observer = new PerformanceObserver((list) => {
@@ -61,8 +66,8 @@ def addresses(console: ConsoleServer, org: Organization) -> list[str]:
 def test_every_page_can_be_used_by_everybody(
     visit: Visit, console: ConsoleServer, org: str, role: str, theme: str, narrow: bool
 ) -> None:
-    """Axe finds nothing, nothing shifts or is wider than the screen, and no name is a script. By
-    day the page of much is made as narrow as a phone when all that is tried."""
+    """Axe finds nothing, nothing shifts, is cut or wider than the screen, and no name is a script.
+    By day the page of much is made as narrow as a phone when all that is tried."""
     broken: list[str] = []
     tab = visit(org, role, "/console", theme=theme, narrow=narrow)
     for address in addresses(console, console.organization(org)):
@@ -92,7 +97,8 @@ def what_is_wrong(tab: Any) -> list[str]:
 
 def what_is_too_wide(tab: Any) -> list[str]:
     width = tab.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-    return [f"is {width} px wider than the screen"] if width > 0 else []
+    cut: list[str] = tab.evaluate(CUT)
+    return [f"is {width} px wider than the screen", *cut] if width > 0 else cut
 
 
 def test_every_page_can_be_read_without_scripts(console: ConsoleServer, sessions: Sessions) -> None:
@@ -250,6 +256,21 @@ def test_a_name_beyond_latin_1_leads_to_its_page(client: httpx.Client) -> None:
             f"{made.headers['location']}/archive", data={"form_token": form["form_token"]}
         )
         assert ended.status_code == 303
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "50%2F off", "/", "a/../b"])
+def test_a_plan_is_opened_and_changed_whatever_its_name(client: httpx.Client, name: str) -> None:
+    form = {"name": name, "form_token": token_of(client)}
+    path = client.post("/console/plans/create", data=form).headers["location"]
+    shown = client.get(path)
+    assert shown.status_code == 200 and f"<h1>{escape(name)}</h1>" in shown.text
+    assert f'href="{path}"' in client.get("/console/plans").text
+    for act in ("update", "archive"):
+        assert f'action="{path}/{act}"' in shown.text
+        done = client.post(f"{path}/{act}", data={"form_token": form["form_token"]})
+        assert done.status_code == 303, act
+        shown = client.get(path)
+    assert "archived" in shown.text
 
 
 def test_the_id_of_an_invoice_is_found_below_invoices(client: httpx.Client) -> None:

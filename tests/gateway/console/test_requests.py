@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -14,8 +16,10 @@ from gateway.audit.log import COMMAND_LINE, record
 from gateway.db import tenant
 from gateway.request_log.writer import RequestLog
 from gateway.routes.console import requests
+from gateway.routes.console.requests import PriceLine
 from tests.gateway.console.conftest import Visit
 from tests.gateway.console.server import ConsoleServer, Organization
+from tests.gateway.console.test_pages import CUT
 from tests.gateway.request_log.console_seeds import HOSTILE_TEXT, request_of
 
 Sessions = Callable[[str, str], dict[str, str]]
@@ -85,6 +89,33 @@ def test_what_each_request_cost_is_in_sight(visit: Visit) -> None:
     assert tab.locator("#found th").last.inner_text() == "Cost"
     hidden = "th => (box => box.scrollWidth - box.clientWidth)(th.closest('table').parentElement)"
     assert tab.locator("#found th").last.evaluate(hidden) <= 0
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_the_price_of_a_request_is_in_sight(
+    visit: Visit, console: ConsoleServer, monkeypatch: pytest.MonkeyPatch, narrow: bool
+) -> None:
+    """Its amounts, to the pico-dollar, and its entries, on a phone as well."""
+    pico = {"charged": 3_412_500_000_001, "uncached input": 1_292_000_001}
+    lines = [
+        PriceLine(component=name, quantity=None, rate="1", amount_pico=amount)
+        for name, amount in pico.items()
+    ]
+    entry = {"credit": "revenue:penny", "kind": "usage", "corrects": None, "id": f"tr_{'0' * 32}"}
+    entry |= {"posted_at": datetime.now(UTC), "debit": f"receivable:{console.little.id}"}
+    entries = [SimpleNamespace(**entry, amount_pico=pico["uncached input"])]
+
+    async def found(*_: object) -> object:
+        return SimpleNamespace(charged_pico=pico["charged"], transfers=entries)
+
+    monkeypatch.setattr(requests, "find_record", found)
+    monkeypatch.setattr(requests, "lines_of", lambda _: lines)
+    address = f"/console/requests/{newest_of(console, console.little)}"
+    tab = visit("little", "owner", address, narrow=narrow)
+    for text in ("0.001292000001", "3.412500000001", "$\u00a00.001292"):
+        box = tab.locator(".scroll td").filter(has_text=text).last.bounding_box()
+        assert 0 < box["x"] and box["x"] + box["width"] <= tab.viewport_size["width"], text
+    assert tab.evaluate(CUT) == []
 
 
 def test_requests_come_in_while_somebody_watches(visit: Visit, console: ConsoleServer) -> None:

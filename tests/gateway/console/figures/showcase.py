@@ -109,6 +109,13 @@ def made_of(
 
 async def make_budgets(server: ConsoleServer, org: Organization, projects: Sequence[str]) -> None:
     services = server.services
+    await create_spend_cap(
+        services.system_db,
+        services.redis,
+        org_id=org.id,
+        amount_pico=1000 * PICO_PER_USD,
+        actor=COMMAND_LINE,
+    )
     for project, (_, _, usd, part) in zip(projects, PROJECTS.values(), strict=True):
         await create_spend_cap(
             services.system_db,

@@ -72,6 +72,15 @@ def test_deliveries_that_were_given_up_today_lead_to_where_they_stand(
     assert console.much.email("owner") in tab.locator("tbody tr").first.inner_text()
 
 
+def test_what_needs_a_person_is_first_on_a_phone(visit: Visit) -> None:
+    tab = visit("much", "owner", "/console/overview", narrow=True)
+    needs, first = tab.locator("#needs-you").bounding_box(), tab.locator(".cards").bounding_box()
+    assert needs["y"] < first["y"]
+    tab = visit("much", "owner", "/console/overview")
+    needs, first = tab.locator("#needs-you").bounding_box(), tab.locator(".cards").bounding_box()
+    assert needs["y"] > first["y"]
+
+
 def test_a_balance_says_how_long_it_lasts(console: ConsoleServer) -> None:
     """At the rate of the last days; nothing where it lasts, or nobody pays in advance."""
 

@@ -42,6 +42,13 @@ def test_money_is_exact_where_it_is_asked_for() -> None:
     assert formats.exact_usd(None) == "–"
 
 
+def test_a_value_that_is_not_known_is_a_gap_in_a_small_line() -> None:
+    line, below = formats.spark([1, 2, None, 0])
+    assert line == "M0.0,16.5 80.0,4.0M240.0,29.0h3"
+    assert below == "M0.0,32L0.0,16.5 80.0,4.0 80.0,32ZM240.0,32L240.0,29.0 240.0,32Z"
+    assert formats.spark([]) == formats.spark([None]) == ("", "")
+
+
 @pytest.mark.parametrize(
     ("number", "shown"),
     [(None, "–"), (0, "0"), (99_999, "99,999"), (41_240_000, "41.2 M"), (1_500_000, "1.5 M")],
