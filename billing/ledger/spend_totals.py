@@ -145,6 +145,25 @@ def spent_query(org: str, keys: Sequence[str], now: datetime) -> Query[dict[str,
     return Query(found, lambda rows: {row.key: _to_spent(row) for row in rows})
 
 
+class RecentSpend(msgspec.Struct, frozen=True, kw_only=True):
+    """The booked spending of an org in some whole days and today, by which a rate is made."""
+
+    amount_pico: Pico
+    since: datetime | None
+    """The first day of them with any; None: nothing was spent."""
+
+
+def recent_query(org: str, days: int, now: datetime) -> Query[RecentSpend]:
+    """Return the query of what was spent today (UTC) and in so many days before."""
+    own = usage_daily.c
+    midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    sums = (sa.func.sum(total_pico(own)).label("amount"), sa.func.min(own.day).label("since"))
+    found = sa.select(*sums).where(own.org == org, own.day >= midnight - timedelta(days=days))
+    return Query(
+        found, lambda rows: RecentSpend(amount_pico=int(rows[0].amount or 0), since=rows[0].since)
+    )
+
+
 def _to_spent(row: AnyRow) -> SpentByKey:
     names = SpentByKey.__struct_fields__
     return SpentByKey(**{name: int(row._mapping[name] or 0) for name in names})

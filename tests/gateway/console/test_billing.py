@@ -12,6 +12,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from gateway.routes.console.billing.credits import lasts
 from tests.billing.console_seeds import invoice_addresses
 from tests.gateway.console.conftest import Visit
 from tests.gateway.console.seeds import HOSTILE, MANY
@@ -77,7 +78,10 @@ def test_a_draft_of_prices_is_applied_as_it_was_seen(visit: Visit, console: Cons
     changes = tab.get_by_role("table", name="What the draft changes")
     changes.wait_for()
     output = changes.get_by_role("row").filter(has_text="Output").inner_text()
-    assert output.split() == ["penny", "default", "Output", "–", "0.4", "0.3", "-25.0", "%"]
+    assert output.split() == [
+        *("penny", "default", "Output", "–", "0.4", "0.3", "-25.0", "%"),
+        *("2030-01-01", "01:00"),
+    ]
     assert "15 % off" in tab.get_by_role("table", name="What else would be agreed").inner_text()
     tab.evaluate("document.querySelector('[name=digest]').value = '0'.repeat(64)")
     tab.get_by_role("button", name="Put in force").click()
@@ -90,6 +94,14 @@ def test_a_draft_of_prices_is_applied_as_it_was_seen(visit: Visit, console: Cons
     says(tab, "The price book winter is stored")
     query = "SELECT name FROM installation_items WHERE kind = 'price_book'"
     assert [each.name for each in console.call(lambda: rows(console, query))] == ["winter"]
+
+
+def test_a_balance_says_when_it_is_dry(console: ConsoleServer, sessions: Sessions) -> None:
+    with httpx.Client(base_url=console.url, cookies=sessions("little", "owner")) as client:
+        assert "Spent of late" in client.get(CREDITS).text, "it pays by invoice"
+    assert lasts(0, None) == "used up"
+    assert lasts(1, None) == "as long as nothing is spent"
+    assert lasts(1, 4.2) == "4 days" and lasts(1, 0.5) == "12\u00a0h"
 
 
 def test_credit_is_given_taken_back_and_topped_up(visit: Visit) -> None:

@@ -13,9 +13,12 @@ from billing.credits.balance import balance_query, owed_query
 from billing.credits.balance_watch import settings_query
 from billing.credits.grants_admin import Credit, credits_of, to_credit
 from billing.credits.top_ups import TopUp, to_top_up, top_ups_of
-from billing.money import format_usd
+from billing.ledger.spend_totals import recent_query
+from billing.money import Pico, format_usd
 from billing.queries import ask_all
 from billing.tables import credit_grants, top_ups
+from gateway.console.attention import DAY_S, RATE_DAYS, days_left
+from gateway.console.formats import duration
 from gateway.console.tables import Table, TableColumn
 from gateway.request_errors import BadField
 from gateway.routes.admin.billing.credits import give_credit, tell
@@ -69,12 +72,14 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
             owed_query(org_id),
             settings_query(org_id),
         )
-        (credits, more), (asked, _), orgs = await ask_all(
+        (credits, more), (asked, _), orgs, recent = await ask_all(
             conn,
             page_query(credits_of(org_id), credit_grants.c.id, request.cursor(), to_credit),
             page_query(top_ups_of(org_id), top_ups.c.id, NEWEST, to_top_up),
             orgs_query(request),
+            recent_query(org_id, RATE_DAYS, now),
         )
+    seconds = None if recent.since is None else (now - recent.since).total_seconds()
     table = Table(
         "Credits",
         credits,
@@ -96,11 +101,21 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         org=org,
         balance=balance,
         owed_pico=owed,
+        rate_days=RATE_DAYS,
+        recent_pico=recent.amount_pico,
+        lasts=lasts(balance.left_pico, days_left(balance.left_pico, recent.amount_pico, seconds)),
         wanted=wanted,
         asked=to_asked(asked),
         is_open=lambda credit: is_open(credit, now),
         amount_text=lambda pico: "" if pico is None else format_usd(pico),
     )
+
+
+def lasts(left: Pico, days: float | None) -> str:
+    """Say for how long a balance is enough."""
+    if left <= 0:
+        return "used up"
+    return "as long as nothing is spent" if days is None else duration(days * DAY_S)
 
 
 def to_asked(asked: list[TopUp]) -> Table:
