@@ -22,6 +22,8 @@ COPY_ICON = Markup(
     '<path d="M10.5 3.5v-.5a1 1 0 0 0-1-1h-6.5a1 1 0 0 0-1 1v6.5a1 1 0 0 0 1 1h.5"/>'
     "</svg>"
 )
+LONG_CHARS = 28
+"""A longer text may break anywhere."""
 NEAR = 0.8
 """A bar is amber from this part of its limit on."""
 
@@ -67,6 +69,8 @@ class CellWriter:
             shown = short(value)
         elif (write := self._by_kind.get(column.kind)) is not None:
             shown = write(value)
+        elif isinstance(value, str) and len(value) > LONG_CHARS:
+            shown = Markup('<span class="long">{}</span>').format(value)
         else:
             shown = escape(value)
         if to:

@@ -96,7 +96,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         TableColumn("Target", "target", kind="id"),
         TableColumn("Project", "project_name"),
         TableColumn("From", "ip"),
-        TableColumn("Request", "request_id", kind="id"),
+        TableColumn("Request", "request_id", kind="id", in_page=False),
         TableColumn("Actor", "actor_id", kind="id", in_page=False),
     )  # fmt: skip
     return request.render(
