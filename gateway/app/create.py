@@ -368,7 +368,7 @@ async def open_services(
     request_log = start_request_log(settings, resources)
     content_log = start_content_log(settings, resources)
     generation = open_generation(settings, resources, models.fleet, limiter, report.note)
-    responses = open_responses(settings, resources, generation)
+    responses = open_responses(settings, resources, generation, request_log)
     files = open_files(settings, resources)
     endpoints = batch_endpoints(generation, responses)
     batches = open_batches(

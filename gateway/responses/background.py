@@ -29,7 +29,8 @@ from gateway.inference.services import GenerationServices
 from gateway.request_errors import TooManyFollowed
 from gateway.request_log.answers import Note, NotedAnswer, note_nothing
 from gateway.responses.events import EventLog, EventRows
-from gateway.responses.kept import ResponseOwner, StoredResponse
+from gateway.responses.kept import AskedRequest, ResponseOwner, StoredResponse
+from gateway.responses.lost import LostResponseLog
 from gateway.responses.running import RunningRows, Within
 from gateway.tools.loop import LoopCall, start_loop
 from gateway.wire.openai_responses.items import Item
@@ -72,10 +73,25 @@ class StartableResponse(msgspec.Struct, frozen=True, kw_only=True):
     def start(self, services: GenerationServices) -> Delivery:
         return start(services, self.call) if self.loop is None else start_loop(services, self.loop)
 
+    @property
+    def running(self) -> StoredResponse:
+        """Return what is kept of it while it runs."""
+        call, context = self.call, LOG_CONTEXT.get()
+        asked = AskedRequest(
+            request_id=call.request_id,
+            trace=(context or LogContext(call.request_id)).trace,
+            key=call.principal.key_id,
+            model=call.request.model,
+            lane=call.meter.lane or "interactive",
+            tags=dict(call.meter.tags),
+        )
+        return StoredResponse.of(self.given, self.encoder.response, asked)
+
 
 class Background:
-    """The responses that run in one process. `rest_s`: how long to leave lost ones alone where
-    somebody wakes this when there are some (`recover`), given how long otherwise."""
+    """Runs the responses of one process. `rest_s`: how long to leave lost ones alone where somebody
+    wakes this when there are some (`recover`), given how long otherwise. `lost`: notes those whose
+    worker has gone."""
 
     def __init__(
         self,
@@ -84,8 +100,9 @@ class Background:
         events: EventRows,
         *,
         rest_s: Callable[[float], float] = lambda interval_s: interval_s,
+        lost: LostResponseLog | None = None,
     ) -> None:
-        self._services, self._rest_s = services, rest_s
+        self._services, self._rest_s, self._lost = services, rest_s, lost
         self._rows = rows
         self._events = events
         self._logs: dict[str, EventLog] = {}
@@ -145,7 +162,7 @@ class Background:
         """Start a response and return the answer as it stands: queued. `within`: what stands or
         falls with it. Raises: TooManyInBackground, what `within` raises; then nothing runs."""
         response = created.encoder.response
-        kept = StoredResponse.of(created.given, response)
+        kept = created.running
         told = EventLog(created.owner, response.id)
         told.add(created.encoder.open())
         first = told.take()
@@ -246,8 +263,7 @@ class Background:
         response = created.encoder.response
         if response.status not in ENDED:
             try:
-                kept = StoredResponse.of(created.given, response)
-                await self._rows.change(created.owner, response, kept)
+                await self._rows.change(created.owner, response, created.running)
             except DATABASE_ERRORS as error:
                 log.warning("%s: not written (%s)", response.id, type(error).__name__)
 
@@ -280,7 +296,8 @@ class Background:
         now = asyncio.get_running_loop().time()
         if now >= self._recover_at:
             self._recover_at = now + self._rest_s(RECOVERY_INTERVAL_S)
-            await self._rows.give_up(LOST_AFTER_S)
+            note = None if self._lost is None else self._lost.note
+            await self._rows.give_up(LOST_AFTER_S, note)
 
 
 def begin_work(created: StartableResponse) -> LogContext | None:

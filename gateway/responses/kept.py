@@ -39,16 +39,37 @@ class _Output(msgspec.Struct):
 _output_decoder = msgspec.json.Decoder(_Output)
 
 
-class StoredResponse(msgspec.Struct, frozen=True):
+class AskedRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The request that asked for a response in the background, as the log of requests names it:
+    for whoever finds that its worker has gone."""
+
+    request_id: str
+    trace: str
+    """32 hex digits."""
+    key: str
+    model: str
+    """As the client wrote it."""
+    lane: str
+    tags: dict[str, str] = {}
+
+
+class StoredResponse(msgspec.Struct, frozen=True, omit_defaults=True):
     """Items and answer as JSON: what is answered again is what was answered."""
 
     given: bytes
     """Its own items, without what it continues."""
     answer: bytes
+    asked: AskedRequest | None = None
+    """None: it does not run."""
 
     @classmethod
-    def of(cls, given: tuple[Item, ...], response: ResponseObject) -> StoredResponse:
-        return cls(_encode(given), _encode(response))
+    def of(
+        cls,
+        given: tuple[Item, ...],
+        response: ResponseObject,
+        asked: AskedRequest | None = None,
+    ) -> StoredResponse:
+        return cls(_encode(given), _encode(response), asked)
 
     @property
     def given_items(self) -> tuple[Item, ...]:

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.db import tenant
 from gateway.request_errors import BadField, TooManyInBackground
 from gateway.responses.kept import ResponseOwner, StoredResponse
+from gateway.responses.lost import LOST, LostResponse
 from gateway.responses.store import CAN_BE_CONTINUED, KeptRows, alive, missing, opened, sealed
 from gateway.responses.tables import owned
 from gateway.responses.tables import responses as table
@@ -29,7 +30,6 @@ MAX_IN_BACKGROUND = 100
 """One org may have this many responses in the background at once."""
 GIVEN_UP_AT_A_TIME = 100
 RUNS = ("queued", "in_progress")
-LOST = ResponseError("server_error", "The gateway that worked on this response has stopped.")
 
 
 def next_lost(lost_after_s: float) -> str:
@@ -44,6 +44,8 @@ Within = Callable[[AsyncConnection, bytes], Awaitable[None]]
 """Is given the transaction that adds a response, and its answer."""
 
 Before = Callable[[AsyncConnection], Awaitable[None]]
+NoteLost = Callable[[AsyncConnection, Sequence[LostResponse]], Awaitable[None]]
+"""Is given the transaction that gives responses up, and those whose request is known."""
 
 _response_decoder = msgspec.json.Decoder(ResponseObject)
 
@@ -129,20 +131,26 @@ class RunningRows(KeptRows):
         still = set(rows.scalars())
         return [each for each in response_ids if each not in still]
 
-    async def give_up(self, lost_after_s: float) -> int:
+    async def give_up(self, lost_after_s: float, note: NoteLost | None = None) -> int:
         """Fail responses that nobody has worked on for so long; return how many."""
         silent = sa.func.now() - timedelta(seconds=lost_after_s)
         found = sa.select(table).where(table.c.status.in_(RUNS), table.c.beat_at < silent)
         found = found.limit(GIVEN_UP_AT_A_TIME).with_for_update(skip_locked=True)
         async with self._system_db.begin() as conn:
             rows = (await conn.execute(found)).all()
+            lost: list[LostResponse] = []
             for row in rows:
                 try:
+                    asked = opened(self._cipher, row).asked
                     await self._end(conn, row, "failed", LOST)
+                    if asked is not None:
+                        lost.append(LostResponse(ResponseOwner(row.org_id, row.project_id), asked))
                 except UnknownSecret as error:
                     log.error("%s was sealed under the removed secret %s", row.id, error)
                     ended = sa.update(table).where(table.c.id == row.id).values(status="failed")
                     await conn.execute(ended)
+            if note is not None and lost:
+                await note(conn, lost)
         return len(rows)
 
     async def _end(

@@ -7,9 +7,11 @@ from typing import Any
 import msgspec
 
 from gateway.inference.services import GenerationServices
+from gateway.request_log.writer import RequestLog
 from gateway.responses.background import LOST_AFTER_S, Background
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.events import EventRows
+from gateway.responses.lost import LostResponseLog
 from gateway.responses.running import RunningRows, next_lost
 from gateway.responses.sealed_items import PURPOSE as ITEMS
 from gateway.responses.sealed_items import ItemSeal
@@ -32,7 +34,10 @@ class Responses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_responses(
-    settings: Settings, resources: Resources, services: GenerationServices
+    settings: Settings,
+    resources: Resources,
+    services: GenerationServices,
+    request_log: RequestLog,
 ) -> Responses:
     """Open what is closed once the running generations were drained."""
     db, cipher = resources.db, Cipher(resources.secret, PURPOSE)
@@ -47,7 +52,11 @@ def open_responses(
     store = ResponseStore(**shared)
     listener = resources.listener
     background = Background(
-        services, RunningRows(**shared), EventRows(**shared), rest_s=listener.rest_s
+        services,
+        RunningRows(**shared),
+        EventRows(**shared),
+        rest_s=listener.rest_s,
+        lost=LostResponseLog(request_log, resources.telemetry.label),
     )
     listener.watch("lost responses", background.recover, next_lost(LOST_AFTER_S))
     background.start()

@@ -14,6 +14,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.events import Quantities
+from billing.ingestion.ingest import ingest
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.fleet.errors import ReplicaLost
 from gateway.ids import uuid7
@@ -22,6 +24,8 @@ from gateway.inference.generate import NotAccepting
 from gateway.lanes import Priority
 from gateway.principal import Principal
 from gateway.request_errors import BadField, TooManyFollowed, TooManyInBackground
+from gateway.request_log.tables import request_log
+from gateway.request_log.writer import RequestLog
 from gateway.responses import background as module
 from gateway.responses import events as events_module
 from gateway.responses import running
@@ -30,6 +34,7 @@ from gateway.responses.background import Background, StartableResponse
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.events import EventRows
 from gateway.responses.kept import ResponseOwner
+from gateway.responses.lost import LostResponseLog
 from gateway.responses.running import RunningRows
 from gateway.responses.store import ResponseStore
 from gateway.responses.tables import response_events
@@ -41,6 +46,7 @@ from gateway.tenancy.tables import orgs, projects
 from gateway.wire.openai_responses.answer import begun
 from gateway.wire.openai_responses.from_responses import own_items, read_response, to_generate
 from gateway.wire.openai_responses.to_responses import ResponseEncoder
+from tests.billing.samples import an_attempt, an_event
 from tests.gateway.inference.test_generate import open_office, spool, tasks
 from tests.gateway.office import PLAN, Office, ScriptedReplica
 from tests.gateway.responses.test_store import LIFETIME_S, SECRET
@@ -255,6 +261,44 @@ async def test_one_whose_secret_was_removed_is_given_up_as_well(
     async with db.connect() as conn:
         assert set(await conn.scalars(sa.select(table.c.status))) == {"failed"}
     assert (await stage.answer(other))["status"] == "failed"
+
+
+async def test_one_whose_worker_has_gone_is_in_the_log_of_requests_once(
+    stage: Stage, begin: Begin, db: AsyncEngine
+) -> None:
+    """With what the books have of it by then, whatever its worker says when it is back."""
+    replica = ScriptedReplica(length=9, hangs_after=2)
+    office, worker, response_id = await begin(replica)
+    await stage.until(response_id, "in_progress")
+    await worker._beating.close()  # it is frozen
+    request_id = response_id.replace("resp_", "req_")
+    attempt = an_attempt(
+        org=office.org, project=stage.owner.project_id, key="key_1", admitted_at=time.time()
+    )
+    attempt = msgspec.structs.replace(attempt, request_id=request_id)
+    await ingest(db, [an_event(attempt, Quantities(uncached_input=3, output=2))])
+    async with db.begin() as conn:
+        old = sa.func.now() - sa.text("interval '1 minute'")
+        await conn.execute(sa.update(table).values(beat_at=old))
+    dropped: list[int] = []
+    log = RequestLog(stage.pools["system_db"], keep_days=7, on_dropped=dropped.append)
+    lost = LostResponseLog(log, office.telemetry.label)
+    assert await worker._rows.give_up(1.0, lost.note) == 1
+    assert await worker._rows.give_up(1.0, lost.note) == 0
+    async with db.connect() as conn:
+        rows = (await conn.execute(sa.select(request_log))).mappings().all()
+        sums = (await conn.execute(sa.text("SELECT num_requests FROM requests_hourly"))).all()
+    [row] = rows
+    assert (f"req_{row['id'].hex}", row["org"], row["project"], row["key"]) == (
+        *(request_id, office.org, stage.owner.project_id, "key_1"),
+    )
+    assert (row["status"], row["route"], row["lane"], row["error_code"]) == (
+        *(500, "/v1/responses", "interactive", "server_error"),
+    )
+    assert (row["uncached_tokens"], row["output_tokens"]) == (3, 2) and row["cost_pico"] > 0
+    assert row["duration_us"] > 0 and [*sums] == [(1,)] and dropped == []
+    kept = await stage.store.find(stage.owner, response_id)
+    assert kept.asked is None, "what has ended names nobody"
 
 
 async def followed(

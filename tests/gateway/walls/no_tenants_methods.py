@@ -88,6 +88,7 @@ SYSTEM = {
     "responses.conversations.ConversationStore.append_if_there": "in the same way",
     "responses.events.EventRows.add": "of what this worker runs",
     "responses.events.EventRows.write": "of what this worker runs",
+    "responses.lost.LostResponseLog.note": "of those that nobody runs, whosever they were",
     "responses.running.RunningRows.beat": "of those that this worker runs, whosever they are",
     "responses.running.RunningRows.give_up": "of those that nobody runs, whosever they were",
     "vault.oauth.Consents.finish": "of the consent that its sealed state holds",
