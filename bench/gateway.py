@@ -544,7 +544,8 @@ def main() -> None:
             name, result = "gateway_profile", run_profile(bench)
             print(table_of_parts(result["us"], result["floors_us"]))
         else:
-            name, result = "gateway", run(bench, options.workers)
+            suffix = "" if options.spool_sync == "group" else f"_{options.spool_sync}"
+            name, result = f"gateway{suffix}", run(bench, options.workers)
             print(table(result))
     print(json.dumps(result))
     if not options.dry:
