@@ -27,6 +27,9 @@ from tests.gateway.console.test_pages import addresses
 MOST = 2
 """The statements of a page, for what is its own."""
 MOST_OF_FRAME, MOST_SETTINGS = 1, 3
+MOST_OF_ENTRY = 3
+"""The statements of an entry in the audit log, for a page that notes who reads it."""
+NOTED = re.compile("/console/requests/[^/]+/content")
 STREAMS = {"/console/requests/live"}
 """They end when the browser leaves, and read what one reader of the worker found for all."""
 Sessions = Callable[[str, str], dict[str, str]]
@@ -39,11 +42,14 @@ class Statements:
         self.own: list[str] = []
         self.frame: list[str] = []
         self.settings: list[str] = []
+        self.entry: list[str] = []
         self.is_frame = False
 
     def note(self, statement: str) -> None:
         if statement.strip().startswith("SELECT set_config("):
             self.settings.append(statement)
+        elif "audit_heads" in statement or "INSERT INTO audit_entries" in statement:
+            self.entry.append(statement)
         else:
             (self.frame if self.is_frame else self.own).append(statement)
 
@@ -143,6 +149,8 @@ def test_each_page_asks_the_database_twice_at_most(
                     wrong += [f"    {' '.join(each.split())[:150]}" for each in found.own]
                 assert len(found.frame) <= MOST_OF_FRAME, (path, found.frame)
                 assert len(found.settings) <= MOST_SETTINGS, (path, found.settings)
+                most = MOST_OF_ENTRY if NOTED.fullmatch(path) else 0
+                assert len(found.entry) <= most, (path, found.entry)
     assert not wrong, "\n".join(wrong)
     assert known.keys() == opened, "a page that nobody opened here"
 
