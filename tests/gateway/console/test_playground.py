@@ -506,6 +506,7 @@ def test_the_readmes_picture_of_the_playground_is_made(play: Open, worker: Runni
     ask(tab, "What is a prefix cache, and when does it save money?")
     answered(tab)
     says(tab, ANSWER)
+    expect(tab.locator("#code-when")).to_have_text("as it was sent")
     Path(SHOTS).mkdir(parents=True, exist_ok=True)
     tab.screenshot(path=Path(SHOTS) / "readme-playground.png")
 

@@ -41,7 +41,8 @@ def test_pictures_are_made(visit: Visit, console: ConsoleServer) -> None:
 @pytest.mark.skipif(not SHOTS, reason="`make shots` makes pictures")
 def test_the_readmes_picture_of_the_overview_is_made(chromium: Any, console: ConsoleServer) -> None:
     cookies = console.session(console.call(lambda: make_showcase(console)), "owner")
-    context = chromium.new_context(viewport=OF_README, timezone_id="Europe/Vienna")
+    size = {**OF_README, "height": 1310}
+    context = chromium.new_context(viewport=size, timezone_id="Europe/Vienna")
     context.add_cookies(
         [{"name": name, "value": value, "url": console.url} for name, value in cookies.items()]
     )
