@@ -8,9 +8,8 @@ forgets to, Postgres shows what `tenant` named, or nothing. Knows no table: each
 from __future__ import annotations
 
 import select
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import asyncpg
@@ -38,7 +37,10 @@ STATEMENT_TIMEOUT_S = 30.0
 """The server ends a statement after it."""
 COMMAND_TIMEOUT_S = STATEMENT_TIMEOUT_S + 5.0
 """We give up after it: the server, or the network to it, has fallen silent."""
-DATABASE_ERRORS = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+DATABASE_ERRORS = (
+    *(SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError),
+    *(asyncpg.InternalClientError, OSError),
+)
 """All that a lost or refusing Postgres raises; asyncio's TimeoutError is an OSError."""
 
 
@@ -87,21 +89,21 @@ def create_engine(
             },
         },
     )
-    dialect = engine.sync_engine.dialect
-    dialect.do_ping = partial(_is_alive, dialect.do_ping)  # type: ignore[method-assign]
+    dialect: Any = engine.sync_engine.dialect
+    dialect.do_ping = _is_alive
     return engine
 
 
-def _is_alive(ping: Callable[[Any], bool], connection: Any) -> bool:
-    """Return whether a pooled connection lives, and ask the server only where it said something
-    while nobody had asked, which is its farewell: SQLAlchemy's own ping is a transaction of three
-    round trips each time that a connection is taken."""
+def _is_alive(connection: Any) -> bool:
+    """Return whether a pooled connection lives, without asking the server: one that said something
+    while nobody had asked has said farewell. SQLAlchemy's own ping is a transaction of three round
+    trips each time that a connection is taken."""
     driver: asyncpg.Connection[Any] = connection.driver_connection
     if driver.is_closed():
         return False
     found = select.poll()
     found.register(driver._transport.get_extra_info("socket").fileno(), select.POLLIN)
-    return ping(connection) if found.poll(0) else True
+    return not found.poll(0)
 
 
 @asynccontextmanager
