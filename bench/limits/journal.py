@@ -56,6 +56,8 @@ class Counted(Entry, frozen=True):
     """Admissions asked for again after their end, which are no requests any more."""
     settled_twice: int
     double_refused: int
+    of_slices: int
+    """Admitted without asking Redis."""
     extended: int
     rested: int
 

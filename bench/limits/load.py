@@ -25,6 +25,7 @@ from gateway.limits import output_forecast as expected_output
 from gateway.limits.allowance import Allowance
 from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import Admission, Refusal, Settlement, Units
+from gateway.limits.slices import slices
 from gateway.principal import Principal
 
 GO = "bench:go"
@@ -53,6 +54,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Requests at once."""
     seconds: float
     lease_ttl_s: float
+    with_slices: bool
 
 
 class Worker:
@@ -62,7 +64,8 @@ class Worker:
         self.callers = callers(load.scale, load.max_streams)
         self.journal = Journal(Path(load.journal))
         self.redis = from_url(load.url)
-        self.limiter, self.other = Limiter(self.redis), Limiter(self.redis)
+        self.limiter = Limiter(self.redis, with_slices=load.with_slices)
+        self.other = Limiter(self.redis, with_slices=False)
         self.tasks = TaskSet()
         self.number = 0
         self.admitted_us: dict[str, int] = {}
@@ -120,13 +123,14 @@ class Worker:
             "lane": "batch",
         }
         verdict = await self.limiter.admit(who, model, **asked)
-        admitted_us = self.admitted_us.pop(asked["lease_id"])
+        admitted_us = self.admitted_us.pop(asked["lease_id"], now_us())
         if isinstance(verdict, Refusal):
             self.counts["refused"] += 1
             wait_s = min(MAX_RETRY_S, verdict.retry_after_s or MAX_RETRY_S)
             await asyncio.sleep(wait_s * self.draw.uniform(0.5, 1.5))
             return
         reserved = verdict.reserved
+        self.counts["of_slices"] += verdict.is_of_slices
         self.journal.write(
             Admitted(
                 verdict.lease_id,
@@ -137,7 +141,7 @@ class Worker:
                 reserved.output_tokens,
             )
         )
-        if self.draw.random() < 0.1:
+        if self.draw.random() < 0.1 and not verdict.is_of_slices:
             again = await self.other.admit(who, model, **asked)
             self.counts["replayed"] += isinstance(again, Admission)
         await self.serve(who, model, asked, verdict, length)
@@ -152,7 +156,7 @@ class Worker:
             await self.limiter.void(admission)
         else:
             await self.limiter.settle(admission, used)
-        if self.draw.random() < 0.2:
+        if self.draw.random() < 0.2 and not self.load.with_slices:
             await self.settle_again(who, model, asked, admission, used)
 
     async def stream(self, admission: Admission, length: int) -> Units:
@@ -208,6 +212,8 @@ def main() -> None:
     limits.LEASE_TTL_S = load.lease_ttl_s
     limits.RENEW_INTERVAL_S = load.lease_ttl_s / 3
     expected_output.UNKNOWN_OUTPUT_TOKENS = EXPECTED
+    if load.with_slices:  # however slowly they come
+        slices.BUSY_REQUESTS, slices.MIN_RATE = 1, 0.0
     asyncio.run(Worker(load).run())
 
 

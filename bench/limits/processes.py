@@ -47,6 +47,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     killed_after_s: float
     await_expiry: bool
     """Whether the killed one's leases expire before they are recovered."""
+    with_slices: bool = False
+    """Whether they hold slices; then nobody knows to the token what the killed one had used."""
 
     @property
     def max_streams(self) -> int:
@@ -74,6 +76,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     replays_of_ended: tuple[int, int]
     """Asked for, refused."""
     double_settles: tuple[int, int]
+    of_slices: int
     extended: int
     rested: int
     recovered: dict[str, int]
@@ -130,6 +133,7 @@ def command(url: str, path: Path, scenario: Scenario) -> list[str]:
         num_slots=scenario.concurrency // NUM_PROCESSES,
         seconds=scenario.seconds,
         lease_ttl_s=scenario.lease_ttl_s,
+        with_slices=scenario.with_slices,
     )
     return [sys.executable, "-m", "bench.limits.load", msgspec.json.encode(load).decode()]
 
@@ -251,6 +255,7 @@ async def judge(
             sum(each.settled_twice for each in counted),
             sum(each.double_refused for each in counted),
         ),
+        of_slices=sum(each.of_slices for each in counted),
         extended=sum(each.extended for each in counted),
         rested=sum(each.rested for each in counted),
         recovered=recovered,

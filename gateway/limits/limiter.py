@@ -37,6 +37,10 @@ dearest prices; where the client did not say how much that is, it is what is lef
 (`spending`). Settled is what it cost. Counters that Redis has forgotten are built anew
 (`counters`). While Redis is away, only what is far below its caps goes on (`outage_spending`).
 
+A busy organization's requests are let pass from slices that its gateways hold of the buckets, and
+Redis hears of many at once (`slices`); what is leased to a gateway has been taken from the bucket
+first, so the bound is the same.
+
 While Redis is away each gateway lets pass its share by itself (`local_buckets`), so that all of
 them pass at most a fifth of B more than the bound; what of it has not refilled is debited when
 Redis is back, and settles that came meanwhile follow (`outage`). A Redis that comes back empty
@@ -49,7 +53,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -99,6 +103,8 @@ from gateway.limits.redis.outage_spending import OutageSpending
 from gateway.limits.redis.pipeline import Pipeline, QueueFull
 from gateway.limits.redis.scope_limits import ScopeLimits
 from gateway.limits.redis.scripts import LimiterUnavailable, ScriptFailed, Scripts
+from gateway.limits.slices.ledger import TTL_S
+from gateway.limits.slices.slices import Slices
 from gateway.limits.spending import Cap, counter_keys, spending_of
 from gateway.principal import Principal
 
@@ -121,6 +127,10 @@ NOTHING = Units()
 SETTLEMENTS = tuple(Settlement)
 """By their numbers."""
 MAX_MISSING = 16  # how often an admission may find that Redis lacks what it needs
+RETURN_POLL_S = 0.03
+"""Between two looks for what other gateways give back of their slices."""
+MAX_RETURN_S = TTL_S + 0.5
+"""The longest wait for that: by then a slice of a dead gateway has expired."""
 
 
 class Extension(msgspec.Struct, frozen=True):
@@ -135,8 +145,9 @@ class Limiter:
     """The limits of all tenants, as this process asks Redis for them. One per process. `redis` must
     not decode responses. `ever_used`: whether anybody ever used anything, as far as Postgres knows.
     `num_gateways`: at least so many share the limits. `books`: what was spent. `lender`: of what
-    was paid in advance. `clock`: Unix seconds. `on_use` hears of what is taken and given back,
-    `on_refusal` of caps that refuse, `on_refused` of each refusal; all wait for nothing."""
+    was paid in advance. `with_slices`: False asks Redis for each request. `clock`: Unix seconds.
+    `monotonic` and `sleep`: of slices. `on_use` hears of what is taken and given back, `on_refusal`
+    of caps that refuse, `on_refused` of each refusal; all wait for nothing."""
 
     def __init__(
         self,
@@ -147,7 +158,10 @@ class Limiter:
         books: Books | None = None,
         lender: Lender | None = None,
         grace_s: float = GRACE_S,
+        with_slices: bool = True,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         on_use: OnUse = lambda org_id, scopes, taken, given_back: None,
         on_refusal: OnRefusal = lambda org_id, caps: None,
         on_refused: Callable[[Refusal], None] = lambda refusal: None,
@@ -155,7 +169,8 @@ class Limiter:
         self._on_use = on_use
         self._on_refusal, self._on_refused = on_refusal, on_refused
         self._ever_used, self._has_admitted = ever_used, False
-        self._clock = clock
+        self._clock, self._monotonic, self._sleep = clock, monotonic, sleep
+        self._with_slices = with_slices
         self._outputs = ExpectedOutput()
         self._local = LocalBuckets()
         self._local.num_gateways = num_gateways
@@ -170,6 +185,13 @@ class Limiter:
         self._days = DayBuckets(self._scripts.pipeline, known)
         self._open: dict[str, tuple[Admission, Units]] = {}
         """By lease id, what this process renews, and what it has used so far."""
+        self._slices = Slices(
+            self._scripts,
+            defer=self._outage.defer,
+            on_lost=lambda: self._periodic[0].wake(),
+            lease_ttl_s=lambda: LEASE_TTL_S,
+            clock=monotonic,
+        )
         self._is_renewed = False
         self._periodic = [
             Periodic(
@@ -193,9 +215,12 @@ class Limiter:
     async def start(self) -> None:
         for periodic in self._periodic:
             periodic.start()
+        if self._with_slices:
+            self._slices.start()
 
     async def close(self) -> None:
         """Close; leases that are still open are left to expire."""
+        await self._slices.close()
         await self._outage.close()
         for periodic in self._periodic:
             await periodic.close()
@@ -214,6 +239,7 @@ class Limiter:
         return self._local.num_gateways
 
     def _on_away(self) -> None:
+        self._slices.drop_all()
         self._outage.begins()
 
     async def admit(
@@ -270,6 +296,8 @@ class Limiter:
         )
         if not wanted.has_lease:
             return wanted
+        if (admission := self._admit_from_slices(wanted)) is not None:
+            return admission
         try:
             verdict = await self._admit(wanted)
         except ScriptFailed:
@@ -288,7 +316,7 @@ class Limiter:
             keys += counter_keys(wanted.org_id, spending.caps)
         reply: list[Any] = []
         for _ in range(MAX_MISSING):  # its epoch, its counters, days' buckets, its funding
-            reply = await self._scripts.call("admit", keys, self._to_asked(wanted))
+            reply = await self._ask(wanted, keys)
             if reply[0] == 4:
                 await self._data_loss_detector.begin(epoch_key(wanted.org_id))
             elif reply[0] == 5 and spending is not None:
@@ -307,6 +335,40 @@ class Limiter:
             raise SpentUnknown("Redis forgets its counters, or others take what was leased")
         raise LimiterUnavailable("Redis forgets its epochs")
 
+    async def _ask(self, wanted: Admission, keys: list[str]) -> list[Any]:
+        """Return the answer of `admit.lua`. Where what is missing lies in slices it is refused only
+        if they do not come back. Raises: LimiterUnavailable."""
+        asked, began = self._to_asked(wanted), self._monotonic()
+        reply: list[Any] = await self._scripts.call("admit", keys, asked)
+        while reply[0] == 8 and self._monotonic() - began < MAX_RETURN_S:
+            await self._slices.exchange(wanted.org_id)
+            await self._sleep(RETURN_POLL_S)
+            reply = await self._scripts.call("admit", keys, asked)
+        return reply
+
+    def _admit_from_slices(self, wanted: Admission) -> Admission | None:
+        """Admit what the slices of its scopes have room for; all else is for Redis to decide."""
+        lease_id, org_id = wanted.lease_id, wanted.org_id
+        if wanted.spending is not None or not self._slices.are_held(org_id):
+            return None
+        if lease_id in self._open and not self._slices.is_young(org_id, lease_id):
+            return None
+        keys, units = scope_keys(org_id, wanted.scopes), wanted.reserved.by_letter(requests=1)
+        found = self._slices.admit(org_id, lease_id, keys, wanted.scopes, units)
+        if found is None:
+            return None
+        state = rate_state(wanted.scopes, *found)
+        admission = msgspec.structs.replace(wanted, state=state, is_of_slices=True)
+        self._begin(admission)
+        return admission
+
+    def _note_for_slices(self, admission: Admission) -> None:
+        """Let the slices hear of what Redis let pass. What spends under a cap runs on none."""
+        scopes = admission.scopes if admission.spending is None else ()
+        units = admission.reserved.by_letter(requests=1)
+        keys = scope_keys(admission.org_id, scopes)
+        self._slices.note(admission.org_id, keys, scopes, units)
+
     def _to_verdict(self, wanted: Admission, reply: list[Any]) -> Admission | Refusal:
         """Read what `admit.lua` has answered."""
         spending = wanted.spending
@@ -315,7 +377,7 @@ class Limiter:
         state = rate_state(wanted.scopes, buckets, now_us)
         if spending is not None:
             self._comfort.note(counter_keys(wanted.org_id, spending.caps), left)
-        if outcome == 0:
+        if outcome in (0, 8):
             if letter == b"m":
                 assert spending is not None
                 amounts = tokens
@@ -329,6 +391,7 @@ class Limiter:
         if (paying := funded_counter(wanted)) is not None:
             self.funds.serves(paying, is_low=place > 0)
         self._begin(admission)
+        self._note_for_slices(admission)
         return admission
 
     def _to_asked(self, wanted: Admission) -> Any:
@@ -384,7 +447,12 @@ class Limiter:
         to rest, which only ends when no debt is left. Raises: LimiterUnavailable."""
         assert 0 <= output_tokens <= STEP_TOKENS, f"a step of {output_tokens} tokens"
         more = Units(output_tokens=output_tokens)
-        asked = (admission.lease_id, more.by_letter(), used.by_letter(), int(resting))
+        lease_id, org_id = admission.lease_id, admission.org_id
+        if self._slices.is_young(org_id, lease_id) and await self._slices.extend(
+            org_id, lease_id, more.by_letter()
+        ):
+            return Extension(rest_s=0.0, is_open=True)
+        asked = (lease_id, more.by_letter(), used.by_letter(), int(resting))
         reply = await self._scripts.call("extend", org_keys(admission.org_id), [asked])
         rest_us = reply[0]
         return Extension(rest_s=max(0, rest_us) / 1_000_000, is_open=rest_us >= 0)
@@ -430,8 +498,13 @@ class Limiter:
         if not admission.has_lease:
             return Settlement.UNLIMITED
         # Whatever comes of the call, this process is done with the lease.
-        if self._open.pop(admission.lease_id, None) is not None or admission.is_local:
+        was_open = self._open.pop(admission.lease_id, None) is not None
+        if was_open or admission.is_local:
             self._on_use(admission.org_id, admission.scopes, used, admission.reserved)
+        elif admission.is_of_slices or self._slices.is_closing(
+            admission.org_id, admission.lease_id
+        ):
+            return Settlement.REPLAYED
         names = scope_keys(admission.org_id, admission.scopes)
         units = bounded(used).by_letter(requests=requests)
         if admission.is_local:
@@ -445,10 +518,15 @@ class Limiter:
         buckets = [[each for each in scope.buckets if each.limit] for scope in admission.scopes]
         if admission.spending is not None:
             names += counter_keys(admission.org_id, admission.spending.caps)
-        call = ScriptCall(
-            [*org_keys(admission.org_id), *names], (admission.lease_id, units, buckets)
-        )
-        return await self._settle(admission.lease_id, call)
+
+        def to_call(told: dict[str, int]) -> ScriptCall:
+            keys = [*org_keys(admission.org_id), *names]
+            return ScriptCall(keys, (admission.lease_id, told, buckets))
+
+        if was_open and self._slices.settle(admission.org_id, admission.lease_id, units, to_call):
+            return Settlement.SETTLED
+        units = self._slices.settle_covered(admission.lease_id, units)
+        return await self._settle(admission.lease_id, to_call(units))
 
     async def _settle(self, lease_id: str, call: ScriptCall) -> Settlement:
         try:
@@ -490,7 +568,12 @@ class Limiter:
         were still open. Raises: LimiterUnavailable."""
         by_org: dict[str, list[Any]] = {}
         for lease_id, (admission, used) in self._open.items():
-            lease = (lease_id, used.by_letter(), to_charges(admission), holds_of(admission))
+            if self._slices.is_young(admission.org_id, lease_id):
+                continue
+            units, paid = used.by_letter(), self._slices.covered(lease_id)
+            if paid:
+                units = {kind: max(amount, paid.get(kind, 0)) for kind, amount in units.items()}
+            lease = (lease_id, units, to_charges(admission), holds_of(admission))
             by_org.setdefault(admission.org_id, []).append(lease)
         renewed = 0
         for org_id, leases in by_org.items():
@@ -499,6 +582,8 @@ class Limiter:
                 asked = (int(LEASE_TTL_S * 1_000_000), batch)
                 with suppress(ScriptFailed):  # it was logged; others' leases are renewed
                     renewed += await self._scripts.call("renew", org_keys(org_id), asked)
+                    for lease_id, *_ in batch:
+                        self._slices.renewed(lease_id)
         return renewed
 
 

@@ -103,6 +103,8 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     spending: SpendReservation | None = None
     is_local: bool = False
     """Redis was away, and knows nothing of it."""
+    is_of_slices: bool = False
+    """It was taken from slices that this process holds."""
 
     @property
     def has_lease(self) -> bool:

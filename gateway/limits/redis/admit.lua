@@ -10,7 +10,8 @@
 --       outcome 0 refused: `place` is that of the scope or cap, `kind` that of the bucket ('s': open leases, 'm':
 --       money), wait in microseconds, -1 for ever; 1 admitted; 2 this lease is open already and nothing was done;
 --       3 this lease id was used up before; 4 the org has no epoch; 5 there is no counter, at `place`;
---       6 what a day's bucket holds is not known; 7 the counter at `place` is not funded, or not far enough. Where it was
+--       6 what a day's bucket holds is not known; 7 the counter at `place` is not funded, or not far enough; 8 refused, and
+--       it would pass but for what workers hold in slices, which they now give back. Where it was
 --       admitted `place` is that of a counter that is to be topped up (0: none)
 --       tokens: what money lets it write, -1: what was asked for; where money refused it, each cap in nano-USD, as far as it is funded
 
@@ -72,16 +73,18 @@ for i, scope in ipairs(scopes) do
   end
 end
 
--- Microseconds until `wanted` units fit; 0: now. More than the burst fits into a full bucket and leaves debt.
-local function wait_for(bucket, wanted, limit, burst, window)
+-- Microseconds until `wanted` units fit beside what is `held` by others; 0: now. More than the burst fits into a full bucket
+-- and leaves debt.
+local function wait_for(bucket, held, wanted, limit, burst, window)
+  local missing = deficit(bucket) + held
   if wanted == 0 then
     return 0
   elseif wanted > limit then
     return FOREVER
   elseif wanted > burst then
-    return deficit(bucket)
+    return missing
   end
-  return math.max(0, deficit(bucket) + cost(wanted, limit, window) - cost(burst, limit, window))
+  return math.max(0, missing + cost(wanted, limit, window) - cost(burst, limit, window))
 end
 
 local function wait_for_lease(open, limit)
@@ -100,14 +103,32 @@ local function consider(place, kind, wait)
   end
 end
 
-for i, scope in ipairs(scopes) do
-  local streams, buckets = unpack(asked[i])
-  for _, each in ipairs(buckets) do
-    local kind, limit, burst, window = unpack(each)
-    consider(i, kind, wait_for(bucket_for(scope, each), units[kind], limit, burst, window))
+local function consider_scopes(with_slices)
+  for i, scope in ipairs(scopes) do
+    local streams, buckets = unpack(asked[i])
+    for _, each in ipairs(buckets) do
+      local kind, limit, burst, window = unpack(each)
+      local held = with_slices and leased(scope, kind) or 0
+      consider(i, kind, wait_for(bucket_for(scope, each), held, units[kind], limit, burst, window))
+    end
+    consider(i, 's', wait_for_lease(scope.s + (with_slices and leased_slots(scope) or 0), streams))
   end
-  consider(i, 's', wait_for_lease(scope.s, streams))
 end
+
+-- Whether there are slices of any scope: if so, of all that have any nobody gets another for a while.
+local function call_slices_back()
+  local are_any = false
+  for i, scope in ipairs(scopes) do
+    if scope.h and next(scope.h) then
+      are_any = true
+      scope.z = now + SCARCE
+      save_scope(KEYS[i + 3], scope)
+    end
+  end
+  return are_any
+end
+
+consider_scopes(false)
 
 -- Where nobody said how much may be written, it is what is left.
 local hold, tokens = money[1], -1
@@ -127,6 +148,14 @@ if #caps > 0 and hold > least then
 end
 
 local known = record_of(prefix, lease_id)
+if outcome == 0 and by_kind ~= 'm' and not known then
+  call_slices_back()
+elseif outcome == 1 and not known then
+  consider_scopes(true)
+  if outcome == 0 and call_slices_back() then
+    outcome = 8
+  end
+end
 if short > 0 and not known and (outcome == 1 or by_kind == 'm') then
   return {7, short, 'm', 0, now}
 end
@@ -173,7 +202,7 @@ local reply = {outcome, at, by_kind, longest, now, tokens, left}
 for i, scope in ipairs(scopes) do
   table.insert(reply, scope.s)
   for _, each in ipairs(asked[i][2]) do
-    table.insert(reply, bucket_for(scope, each).f)
+    table.insert(reply, full_at(scope, each[1], bucket_for(scope, each)))
   end
 end
 return reply

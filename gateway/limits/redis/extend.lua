@@ -19,9 +19,9 @@ local function remember(takes, event, amount)
   end
 end
 
-local function rest(charge, bucket, resting)
+local function rest(scope, charge, bucket, resting)
   local full = cost(charge[3], charge[2], charge[4])
-  local debt = deficit(bucket) - full
+  local debt = deficit(bucket) + leased(scope, charge[1]) - full
   if ONE_REQUEST[charge[1]] or debt <= 0 then
     return 0
   end
@@ -45,7 +45,7 @@ local function extend(lease_id, units, used, resting)
         take(bucket, amount)
         remember(charge[5], scope.n, amount)
       end
-      longest = math.max(longest, rest(charge, bucket, resting))
+      longest = math.max(longest, rest(scope, charge, bucket, resting))
     end
     save_scope(key, scope)
   end

@@ -13,8 +13,12 @@
 -- deficit at or after event e is that of the first pair at or after e. A refund lowers the pairs it spans by itself.
 -- The result is the bucket that would stand if each lease had only ever taken what it used in the end.
 --
--- SCOPE {s, n, b}: open leases, events so far, buckets by kind: the letter of the limit (`gateway.principal.PlanLimit`).
--- One key per scope. A bucket that is full and unmarked is left out.
+-- SCOPE {s, n, b, h, z}: open leases, events so far, buckets by kind: the letter of the limit
+-- (`gateway.principal.PlanLimit`). One key per scope. A bucket that is full and unmarked is left out. h: by worker its
+-- SLICE, where there is any; z: until when the scope is scarce, so that nobody gets one.
+-- SLICE {x, y, s, u}: what a worker may use without asking (`limits/slices/README.md`): until x, where it counts as used;
+-- y: requests that run on it and have no lease; s: the slots it holds, theirs included; u: by kind what it holds. It is not
+-- in a bucket's deficit until it is used, and not there for anybody else.
 -- COUNTER, a hash {n, w, b}: n nano-USD that are spent or held; w its watermark: what stood in the books of Postgres before
 -- that moment of theirs is in it from the beginning; b when it was built, by Redis' clock. Of an org that has spent nothing
 -- there is one all the same: where there is none, nobody knows.
@@ -33,6 +37,7 @@ local MAX_TAKES = 2
 local HEAL_BATCH = 256
 local SETTLED_TTL_MS = 900000
 local RECORD_TTL_MS = MAX_DEBT / 1000
+local SCARCE = 1000000
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
@@ -87,13 +92,54 @@ local function refund(bucket, event, amount)
   end
 end
 
-local key_of = {} -- by scope
+local loaded, key_of = {}, {} -- scopes by key, and the other way round
+
+-- A slice that its worker has neither renewed nor given back has been used, as far as anybody knows.
+local function expire_slices(scope)
+  for worker, slice in pairs(scope.h or {}) do
+    if slice.x <= now then
+      for kind, amount in pairs(slice.u) do
+        local bucket = scope.b[kind] or {f = 0, m = {}}
+        scope.b[kind] = bucket
+        bucket.f = math.min(math.max(bucket.f, slice.x) + amount, now + MAX_DEBT)
+      end
+      scope.h[worker] = nil
+    end
+  end
+end
 
 local function load_scope(key)
-  local packed = redis.call('GET', key)
-  local scope = packed and cmsgpack.unpack(packed) or {s = 0, n = 0, b = {}}
-  key_of[scope] = key
+  local scope = loaded[key]
+  if not scope then
+    local packed = redis.call('GET', key)
+    scope = packed and cmsgpack.unpack(packed) or {s = 0, n = 0, b = {}}
+    loaded[key], key_of[scope] = scope, key
+    expire_slices(scope)
+  end
   return scope
+end
+
+-- What workers hold of a bucket, in microseconds of refill.
+local function leased(scope, kind)
+  local amount = 0
+  for _, slice in pairs(scope.h or {}) do
+    amount = amount + (slice.u[kind] or 0)
+  end
+  return amount
+end
+
+local function leased_slots(scope)
+  local slots = 0
+  for _, slice in pairs(scope.h or {}) do
+    slots = slots + slice.s
+  end
+  return slots
+end
+
+-- The moment at which a bucket is full again, if all that is leased of it is used.
+local function full_at(scope, kind, bucket)
+  local amount = leased(scope, kind)
+  return amount > 0 and math.max(bucket.f, now) + amount or bucket.f
 end
 
 -- Where nothing is known of a bucket it is full, or as full as it can be since the epoch: the moment at which Redis was
@@ -122,9 +168,16 @@ local function assume_epoch(key)
   end
 end
 
--- A scope without open leases is forgotten when its buckets are full.
+-- By key the scopes that are saved at the end of a script that works on many leases as one event; nil: each is saved at once.
+local deferred
+
+-- A scope without open leases and slices is forgotten when its buckets are full.
 local function save_scope(key, scope)
-  local longest = 0
+  if deferred then
+    deferred[key] = scope
+    return
+  end
+  local longest = math.max(0, (scope.z or 0) - now)
   for kind, bucket in pairs(scope.b) do
     longest = math.max(longest, deficit(bucket))
     if scope.s == 0 then
@@ -133,6 +186,15 @@ local function save_scope(key, scope)
     if #bucket.m == 0 and deficit(bucket) == 0 then
       scope.b[kind] = nil
     end
+  end
+  for _, slice in pairs(scope.h or {}) do
+    longest = longest + slice.x - now
+    for _, amount in pairs(slice.u) do
+      longest = longest + amount
+    end
+  end
+  if scope.h and not next(scope.h) then
+    scope.h = nil
   end
   local ttl_ms = math.ceil(longest / 1000)
   if scope.s == 0 then
@@ -144,6 +206,14 @@ local function save_scope(key, scope)
     redis.call('SET', key, cmsgpack.pack(scope), 'PX', ttl_ms)
   else
     redis.call('DEL', key)
+  end
+end
+
+local function save_deferred()
+  local scopes = deferred
+  deferred = nil
+  for key, scope in pairs(scopes) do
+    save_scope(key, scope)
   end
 end
 
@@ -166,13 +236,24 @@ local function bucket_of(scope, charge)
   return bucket
 end
 
+local marked = {} -- by scope the kinds that are marked, where all that happens in a script is one event
+
 -- Begin an event of a scope: while leases are open, what they may get back of `charges` is noted first. A bucket that
 -- is not in `charges` is left alone by the event.
 local function begin_event(scope, charges)
-  scope.n = scope.n + 1
+  local kinds = marked[scope]
+  if not kinds then
+    scope.n, kinds = scope.n + 1, {}
+    if deferred then
+      marked[scope] = kinds
+    end
+  end
   if scope.s > 0 then
     for _, charge in ipairs(charges) do
-      mark(bucket_of(scope, charge), scope.n)
+      if not kinds[charge[1]] then
+        mark(bucket_of(scope, charge), scope.n)
+        kinds[charge[1]] = true
+      end
     end
   end
 end

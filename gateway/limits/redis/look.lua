@@ -29,16 +29,30 @@ for _, lease_id in ipairs(redis.call('ZRANGEBYSCORE', leases_key, now, '+inf', '
   end
 end
 
-local reply = {now, redis.call('ZCOUNT', leases_key, now, '+inf')}
+-- The requests that run without a lease.
+local function young(scope)
+  local number = 0
+  for _, slice in pairs(scope.h or {}) do
+    number = number + slice.y
+  end
+  return number
+end
+
+local most_young = 0
+for i = 1, #asked do
+  most_young = math.max(most_young, young(load_scope(KEYS[i + 3])))
+end
+
+local reply = {now, redis.call('ZCOUNT', leases_key, now, '+inf') + most_young}
 for i, each in ipairs(asked) do
   local scope = load_scope(KEYS[i + 3])
   local of_scope = held[KEYS[i + 3]] or {}
-  table.insert(reply, scope.s)
+  table.insert(reply, scope.s + young(scope))
   for _, bucket in ipairs(each[2]) do
     local kind, limit, burst, window = unpack(bucket)
     local found = scope.b[kind] or (limit > 0 and fresh(scope, kind, limit, burst, window))
-    table.insert(reply, found and found.f or -1)
-    table.insert(reply, of_scope[kind] or 0)
+    table.insert(reply, found and full_at(scope, kind, found) or -1)
+    table.insert(reply, (of_scope[kind] or 0) + leased(scope, kind))
   end
 end
 return reply

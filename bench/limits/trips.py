@@ -1,0 +1,214 @@
+"""What limits cost Redis: scripts and processor time a request, by the exact path alone and with
+slices, and how many requests of one organization one Redis takes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis, from_url
+
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Units, scopes_of
+from gateway.limits.redis.keys import epoch_key, org_keys, scope_keys
+from gateway.limits.redis.outage import ScriptCall
+from gateway.limits.redis.scripts import Scripts
+from gateway.limits.slices.slices import Slices
+from gateway.principal import Plan, Principal
+
+NUM_GATEWAYS = 4
+NUM_FLOODING = 8
+CLIENTS = 24
+"""Requests at once, of each gateway."""
+INPUT_TOKENS, OUTPUT_TOKENS = (20, 400), (10, 200)
+AT_ONCE = 16
+"""Requests of a flood between two turns of the event loop."""
+LEASE_TTL_S = 60.0
+PLAN = Plan(
+    name="bench",
+    tokens_per_minute=4_000_000_000,
+    requests_per_minute=12_000_000,
+    max_concurrent_streams=400_000,
+)
+
+
+class Trips(msgspec.Struct, frozen=True, kw_only=True):
+    requests: int
+    refused: int
+    requests_per_s: float
+    scripts_per_request: float
+    redis_us_per_request: float
+    """Processor time of Redis' main thread."""
+
+
+def caller(number: int) -> Principal:
+    return Principal(
+        org_id="org_trips",
+        project_id="proj_trips",
+        key_id=f"key_{number}",
+        key_hint="",
+        scopes=frozenset(),
+        key_plan=PLAN,
+        project_plan=PLAN,
+        org_plan=PLAN,
+    )
+
+
+class Meter:
+    """Reads what Redis has done between its making and `read`."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def begin(self) -> None:
+        await self._redis.config_resetstat()
+        self._cpu_s, self._at = await self._cpu(), time.monotonic()
+
+    async def _cpu(self) -> float:
+        info: Any = await self._redis.info("cpu")
+        return float(info["used_cpu_user_main_thread"]) + float(info["used_cpu_sys_main_thread"])
+
+    async def read(self, requests: int, refused: int) -> Trips:
+        elapsed_s, cpu_s = time.monotonic() - self._at, await self._cpu() - self._cpu_s
+        stats: Any = await self._redis.info("commandstats")
+        scripts = sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval"))
+        return Trips(
+            requests=requests,
+            refused=refused,
+            requests_per_s=requests / elapsed_s,
+            scripts_per_request=scripts / requests,
+            redis_us_per_request=cpu_s / requests * 1e6,
+        )
+
+
+async def serve(url: str, seconds: float, *, slices: bool, longest_s: float) -> Trips:
+    """Serve requests that run for up to `longest_s`, on limiters as gateways have them."""
+    redis = from_url(url)
+    await redis.flushall()
+    stores = [from_url(url) for _ in range(NUM_GATEWAYS)]
+    limiters = [Limiter(each) for each in stores]
+    draw, counts, ends_at = random.Random(1), [0, 0], time.monotonic() + longest_s + seconds
+    callers = [caller(number) for number in range(8)]
+
+    async def client(limiter: Limiter, name: str) -> None:
+        number = 0
+        while time.monotonic() < ends_at:
+            number += 1
+            tokens, written = draw.randint(*INPUT_TOKENS), draw.randint(*OUTPUT_TOKENS)
+            verdict = await limiter.admit(
+                draw.choice(callers),
+                "m",
+                input_tokens=tokens,
+                max_output_tokens=OUTPUT_TOKENS[1],
+                lease_id=f"{name}-{number}",
+            )
+            if isinstance(verdict, Admission):
+                counts[0] += 1
+                await asyncio.sleep(draw.uniform(0, longest_s))
+                await limiter.settle(verdict, Units(input_tokens=tokens, output_tokens=written))
+            else:
+                counts[1] += 1
+
+    for limiter in limiters:
+        if slices:
+            await limiter.start()
+    meter = Meter(redis)
+    serving = asyncio.gather(
+        *(client(each, f"{g}-{c}") for g, each in enumerate(limiters) for c in range(CLIENTS))
+    )
+    await asyncio.sleep(longest_s)  # until they do not begin all at once any more
+    counts[:] = 0, 0
+    await meter.begin()
+    await asyncio.sleep(seconds)
+    found = await meter.read(*counts)
+    await serving
+    for limiter in limiters:
+        await limiter.close()
+    for store in (*stores, redis):
+        await store.aclose()
+    return found
+
+
+async def flood(url: str, seconds: float, *, open_share: float = 0.0) -> Trips:
+    """Let simulated gateways, which do nothing else, admit and settle as fast as one core does.
+    `open_share`: of the requests so many outlive a second and become leases."""
+    redis = from_url(url)
+    await redis.flushall()
+    await redis.set(epoch_key("org_trips"), 0)
+    stores = [from_url(url) for _ in range(NUM_FLOODING)]
+    gateways = [simulated(store) for store in stores]
+    draw, admitted, refused = random.Random(1), 0, 0
+    scopes = [scopes_of(caller(number), "m", "interactive") for number in range(8)]
+    asked = [(scope_keys("org_trips", each), each) for each in scopes]
+    meter = Meter(redis)
+    await meter.begin()
+    ends_at, number = time.monotonic() + seconds, 0
+    held: list[tuple[float, Slices, str]] = []
+    while time.monotonic() < ends_at:
+        for gateway in gateways:
+            for _ in range(AT_ONCE):
+                number += 1
+                lease_id = str(number)
+                keys, limits = asked[number % len(asked)]
+                units = Units(input_tokens=300, output_tokens=200).by_letter(requests=1)
+                if gateway.admit("org_trips", lease_id, keys, limits, units) is None:
+                    gateway.note("org_trips", keys, limits, units)
+                    refused += 1
+                    continue
+                admitted += 1
+                if draw.random() < open_share:
+                    held.append((time.monotonic() + 2.0, gateway, lease_id))
+                else:
+                    settle(gateway, lease_id, 350)
+        while held and held[0][0] < time.monotonic():
+            _, gateway, lease_id = held.pop(0)
+            settle(gateway, lease_id, 350)
+        await asyncio.sleep(0)
+    found = await meter.read(admitted, refused)
+    for gateway in gateways:
+        await gateway.close()
+    for store in (*stores, redis):
+        await store.aclose()
+    return found
+
+
+def simulated(store: Redis) -> Slices:
+    made = Slices(
+        Scripts(store),
+        defer=lambda lease_id, call: None,
+        on_lost=lambda: None,
+        lease_ttl_s=lambda: LEASE_TTL_S,
+    )
+    made.start()
+    return made
+
+
+def settle(gateway: Slices, lease_id: str, tokens: int) -> None:
+    used = Units(input_tokens=tokens).by_letter(requests=1)
+    keys = org_keys("org_trips")
+    gateway.settle(
+        "org_trips", lease_id, used, lambda units: ScriptCall(keys, (lease_id, units, []))
+    )
+
+
+def run(url: str, seconds: float) -> dict[str, Trips]:
+    """Return what each way of serving costs."""
+    found = {}
+    for name, slices, longest_s in ways():
+        found[name] = asyncio.run(serve(url, seconds, slices=slices, longest_s=longest_s))
+    found["flood of short ones"] = asyncio.run(flood(url, seconds))
+    found["flood, a half are leases"] = asyncio.run(flood(url, seconds, open_share=0.5))
+    return found
+
+
+def ways() -> Sequence[tuple[str, bool, float]]:
+    return (
+        ("exact, short", False, 0.05),
+        ("slices, short", True, 0.05),
+        ("exact, 3 s", False, 3.0),
+        ("slices, 3 s", True, 3.0),
+    )

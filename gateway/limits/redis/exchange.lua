@@ -1,0 +1,163 @@
+-- Exchange a worker's slices: take what it has used of them, open and close leases that it tells of, and grant what it wants.
+--
+-- KEYS  the org's open leases, prefix of lease keys, its epoch, the scopes
+-- ARGV  msgpack of {worker, TTL of slices, TTL of leases (both microseconds), leases to close: list of {lease id, units used by
+--       kind}, leases to open: list of {lease id, units by kind, units used so far by kind, places of its scopes}, by
+--       scope {open leases it may have (-1: any number), list of {kind, limit, burst, window}, 1 if the worker holds a slice,
+--       units that it keeps by kind, units that were used by kind, units that it wants beside by kind, requests that run on
+--       the slice}}; slots are units of kind 's'
+-- Returns {outcome, now, ids of leases that were not open}, and where it is done by scope {1 if nothing is there to be granted,
+--       slots granted, then of each bucket units granted, and the moment at which it is full if others use their slices}
+--       outcome 0: the org has no epoch; 1: done; 2: a slice is gone, and nothing was done
+
+local leases_key, prefix = KEYS[1], KEYS[2]
+local worker, slice_ttl, lease_ttl, closed, opened, asked = unpack(cmsgpack.unpack(ARGV[1]))
+if not read_epoch(KEYS[3]) then
+  return {0, now, {}}
+end
+deferred = {}
+heal(leases_key, prefix)
+
+local scopes = {}
+for i, each in ipairs(asked) do
+  local scope = load_scope(KEYS[i + 3])
+  scopes[i] = scope
+  if each[3] == 1 and not (scope.h and scope.h[worker]) then
+    save_deferred()
+    return {2, now, {}}
+  end
+end
+
+-- Lua passes no more than some thousands of arguments at once.
+local MAX_AT_ONCE = 1000
+
+local function call_in_parts(command, items)
+  for first = 1, #items, MAX_AT_ONCE do
+    redis.call(command, leases_key, unpack(items, first, math.min(#items, first + MAX_AT_ONCE - 1)))
+  end
+end
+
+local unknown, ended = {}, {}
+for _, each in ipairs(closed) do
+  local lease_id, used = unpack(each)
+  local lease = record_of(prefix, lease_id)
+  if lease and not (lease.z or lease.q or lease.x) then
+    close_lease(lease, used)
+    bury(prefix, lease_id, lease)
+    table.insert(ended, lease_id)
+  elseif not (lease and lease.z) then
+    table.insert(unknown, lease_id)
+  end
+end
+call_in_parts('ZREM', ended)
+
+local function limits_of(each)
+  local found = {}
+  for _, limit in ipairs(each[2]) do
+    if limit[2] > 0 then
+      table.insert(found, limit)
+    end
+  end
+  return found
+end
+
+for i, scope in ipairs(scopes) do
+  local limits, used = limits_of(asked[i]), asked[i][5]
+  if next(used) or #opened > 0 then
+    begin_event(scope, limits)
+  end
+  for _, each in ipairs(limits) do
+    local units = used[each[1]] or 0
+    if units > 0 then
+      take(bucket_of(scope, each), cost(units, each[2], each[4]))
+    end
+  end
+end
+
+local expiries = {}
+for _, each in ipairs(opened) do
+  local lease_id, units, used, places = unpack(each)
+  local parts = {}
+  for _, i in ipairs(places) do
+    local scope, charges = scopes[i], {}
+    for _, limit in ipairs(limits_of(asked[i])) do
+      local kind, most, burst, window = unpack(limit)
+      local amount = cost(units[kind], most, window)
+      take(bucket_of(scope, limit), amount)
+      table.insert(charges, {kind, most, burst, window, {{scope.n, amount}}})
+    end
+    scope.s = scope.s + 1
+    table.insert(parts, {KEYS[i + 3], charges})
+  end
+  save_lease(prefix, lease_id, {c = parts, m = {}, u = used, t = -1})
+  table.insert(expiries, now + lease_ttl)
+  table.insert(expiries, lease_id)
+end
+if #expiries > 0 then
+  call_in_parts('ZADD', expiries)
+  redis.call('PEXPIRE', leases_key, RECORD_TTL_MS)
+end
+
+-- How many of `wanted` units may be leased beside those that are `kept`, and whether the bucket is low: half of it stays free,
+-- and no more than a quarter of it, or what refills in MAX_LEASED, lies with workers.
+local MAX_LEASED = 2500000
+
+local function granted(scope, limit, kept, wanted)
+  local kind, most, burst, window = unpack(limit)
+  local bucket = scope.b[kind] or fresh(scope, kind, most, burst, window)
+  if not bucket then
+    return 0, true
+  end
+  local full, out = cost(burst, most, window), leased(scope, kind) + cost(kept, most, window)
+  local free = full / 2 - deficit(bucket) - out
+  local room = math.min(free, math.min(full / 4, MAX_LEASED) - out)
+  return math.max(0, math.min(wanted, math.floor(room * most / window))), free <= 0
+end
+
+local function granted_slots(scope, streams, kept, wanted)
+  local out = leased_slots(scope) + kept
+  local free = math.floor(streams / 2) - scope.s - out
+  local room = math.min(free, math.floor(streams / 4) - out)
+  return math.max(0, math.min(wanted, room)), free <= 0
+end
+
+local reply = {1, now, unknown}
+for i, scope in ipairs(scopes) do
+  local streams, limits, _, kept, _, wanted, young = unpack(asked[i])
+  scope.h = scope.h or {}
+  scope.h[worker] = nil
+  local is_scarce = (scope.z or 0) > now
+  local slice, holds, is_low = {x = now + slice_ttl, y = young, s = 0, u = {}}, young > 0, is_scarce
+  local slots, answer = 0, {0, 0}
+  if streams >= 0 then
+    local found, low = granted_slots(scope, streams, kept.s or 0, is_scarce and 0 or wanted.s or 0)
+    slots, is_low = found, is_low or low
+    slice.s = (kept.s or 0) + slots
+    holds = holds or slice.s > 0
+  end
+  answer[2] = slots
+  for _, limit in ipairs(limits) do
+    local kind, most, _, window = unpack(limit)
+    local units, full = 0, now
+    if most > 0 then
+      local keeps = kept[kind] or 0
+      local found, low = granted(scope, limit, keeps, is_scarce and 0 or wanted[kind] or 0)
+      units, is_low = found, is_low or low
+      full = full_at(scope, kind, bucket_of(scope, limit))
+      if keeps + units > 0 then
+        slice.u[kind] = cost(keeps + units, most, window)
+        holds = true
+      end
+    end
+    table.insert(answer, units)
+    table.insert(answer, full)
+  end
+  answer[1] = is_low and 1 or 0
+  if holds then
+    scope.h[worker] = slice
+  end
+  save_scope(KEYS[i + 3], scope)
+  table.insert(reply, answer)
+end
+save_deferred()
+return reply

@@ -1,0 +1,355 @@
+"""Exchanges slices with Redis in the background, as long as an organization is busy here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from foundation.request_context import outside_requests
+from foundation.tasks import LogAndContinue, TaskSet, end_tasks
+from gateway.ids import uuid7
+from gateway.limits.redis.keys import org_keys
+from gateway.limits.redis.outage import ScriptCall
+from gateway.limits.redis.scope_limits import ScopeLimits
+from gateway.limits.redis.scripts import LimiterUnavailable, ScriptFailed, Scripts
+from gateway.limits.slices.ledger import (
+    IDLE_S,
+    TTL_S,
+    Clock,
+    Ended,
+    Exchange,
+    Granted,
+    OrgLedger,
+    ToCall,
+    UnitsByKind,
+    exceeding,
+)
+from gateway.lru import Lru
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+BUSY_REQUESTS, BUSY_WITHIN_S = 8, 0.25
+"""So many requests within that time make an organization busy."""
+MIN_RATE = 10.0
+"""Requests a second; with fewer, asking Redis for each of them is no dearer."""
+STEADY = 0.7
+"""What the rate so far is worth beside that of the last tick."""
+MAX_ORGS = 16_384
+MAX_REPEATS = 3
+CLOSE_TIMEOUT_S = 1.0
+DONE = 1
+
+
+class _Activity(msgspec.Struct):
+    """How many requests of an organization came since a moment."""
+
+    since: float
+    number: int = 0
+
+
+class _Org:
+    """The slices of one busy organization. Its `worker` name is no other's: what is dropped is left
+    to its expiry."""
+
+    def __init__(self, org_id: str, worker: str, clock: Clock, rate: float) -> None:
+        self.org_id, self.worker = org_id, worker
+        self.ledger = OrgLedger(clock)
+        self.lock = asyncio.Lock()
+        self.is_dropped = False
+        self.is_leaving = False
+        """Too little comes for slices: they are given back."""
+        self.rate, self.number = rate, 0
+        self.turned_at = self.last_at = clock()
+
+    def count(self, now: float) -> None:
+        self.number += 1
+        self.last_at = now
+
+    def turn(self, now: float) -> None:
+        """Begin a tick."""
+        elapsed = max(now - self.turned_at, 0.001)
+        self.rate = STEADY * self.rate + (1 - STEADY) * self.number / elapsed
+        self.number, self.turned_at = 0, now
+        self.is_leaving = self.rate < MIN_RATE or now - self.last_at > IDLE_S
+
+
+class Slices:
+    """The slices of all organizations that one process holds. `defer`: settles when Redis is back;
+    `on_lost` is told that Redis has lost some. Idle until `start`."""
+
+    def __init__(
+        self,
+        scripts: Scripts,
+        *,
+        defer: Callable[[str, ScriptCall], None],
+        on_lost: Callable[[], None],
+        lease_ttl_s: Callable[[], float],
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._scripts, self._defer, self._on_lost, self._clock = scripts, defer, on_lost, clock
+        self._lease_ttl_s = lease_ttl_s
+        self._id = uuid7().hex
+        self._num_names = 0
+        self._is_started = False
+        self._orgs: dict[str, _Org] = {}
+        self._activity: Lru[str, _Activity] = Lru(MAX_ORGS)
+        self._covered: dict[str, UnitsByKind] = {}
+        """By lease id, what requests have reserved of slices that were dropped: Redis takes it for
+        used."""
+        self._ticking: asyncio.Task[None] | None = None
+        self._tasks = TaskSet()
+
+    def start(self) -> None:
+        self._is_started = True
+
+    async def close(self) -> None:
+        """Give all back that Redis takes in time."""
+        self._is_started = False
+        orgs = list(self._orgs.values())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await asyncio.gather(*(self._exchange(org, returns=True) for org in orgs))
+                self.drop_all()
+                await self._tasks.wait()
+        self.drop_all()
+        if self._ticking is not None:
+            await end_tasks(self._ticking)
+        await self._tasks.close()
+
+    # ---- requests
+
+    def admit(
+        self,
+        org_id: str,
+        lease_id: str,
+        keys: Sequence[str],
+        scopes: Sequence[ScopeLimits],
+        units: UnitsByKind,
+    ) -> tuple[list[int], int] | None:
+        """Reserve in all scopes and return their buckets' full moments, and Redis' time; or return
+        None: Redis is to be asked."""
+        org = self._orgs.get(org_id)
+        if org is None or org.is_leaving:
+            return None
+        slices = org.ledger.admit(lease_id, keys, scopes, units)
+        if slices is None:
+            return None
+        org.count(self._clock())
+        return org.ledger.full_moments(scopes, slices)
+
+    def note(
+        self,
+        org_id: str,
+        keys: Sequence[str],
+        scopes: Sequence[ScopeLimits],
+        units: UnitsByKind,
+    ) -> None:
+        """Note that Redis has let a request pass. Many of them make the organization busy."""
+        if not self._is_started:
+            return
+        now, org = self._clock(), self._orgs.get(org_id)
+        if org is None:
+            activity = self._activity.get(org_id)
+            if activity is None or now - activity.since > BUSY_WITHIN_S:
+                activity = _Activity(now)
+                self._activity.put(org_id, activity)
+            activity.number += 1
+            if activity.number < BUSY_REQUESTS:
+                return
+            self._activity.drop(org_id)
+            self._num_names += 1
+            rate = BUSY_REQUESTS / BUSY_WITHIN_S
+            org = _Org(org_id, f"{self._id}:{self._num_names}", self._clock, rate)
+            self._orgs[org_id] = org
+            self._tick()
+        org.count(now)
+        org.ledger.note(keys, scopes, units)
+
+    def are_held(self, org_id: str) -> bool:
+        """Tell whether there may be slices of the organization here."""
+        return org_id in self._orgs
+
+    def is_young(self, org_id: str, lease_id: str) -> bool:
+        """Tell whether Redis knows nothing of the request, for it runs on a slice."""
+        org = self._orgs.get(org_id)
+        return org is not None and lease_id in org.ledger.young
+
+    def covered(self, lease_id: str) -> UnitsByKind:
+        """Return what is paid for of a request whose slice was dropped."""
+        return self._covered.get(lease_id, {})
+
+    def renewed(self, lease_id: str) -> None:
+        """Note that Redis has a lease of the request, that says what is paid for."""
+        self._covered.pop(lease_id, None)
+
+    async def extend(self, org_id: str, lease_id: str, units: UnitsByKind) -> bool:
+        """Reserve more for a young request. False: it has a lease now, to be extended in Redis."""
+        org = self._orgs[org_id]
+        if org.ledger.extend(lease_id, units):
+            return True
+        org.ledger.register([lease_id])
+        await self._exchange(org)
+        return False
+
+    def settle(self, org_id: str, lease_id: str, used: UnitsByKind, to_call: ToCall) -> bool:
+        """Settle a young request, or let the next exchange settle a lease. False: Redis is to be
+        told at once."""
+        org = self._orgs.get(org_id)
+        if org is None:
+            return False
+        if lease_id in org.ledger.young:
+            org.ledger.settle(lease_id, used, to_call)
+        elif org.is_leaving:
+            return False
+        else:
+            org.ledger.close(lease_id, used, to_call(used))
+        return True
+
+    def is_closing(self, org_id: str, lease_id: str) -> bool:
+        org = self._orgs.get(org_id)
+        return org is not None and lease_id in org.ledger.closing
+
+    def settle_covered(self, lease_id: str, used: UnitsByKind) -> UnitsByKind:
+        """Return what Redis is to be told that the request has used."""
+        taken = self._covered.pop(lease_id, None)
+        return used if taken is None else exceeding(used, taken)
+
+    async def exchange(self, org_id: str) -> None:
+        """Exchange the organization's slices now: of a scope that is scarce all is given back."""
+        org = self._orgs.get(org_id)
+        if org is not None:
+            await self._exchange(org)
+
+    # ---- in the background
+
+    def _tick(self) -> None:
+        if self._ticking is None or self._ticking.done():
+            self._ticking = asyncio.create_task(
+                self._run(), name="exchange slices", context=outside_requests()
+            )
+
+    async def _run(self) -> None:
+        log_and_continue = LogAndContinue(log, "slices are not exchanged")
+        while self._orgs:
+            await asyncio.sleep(TICK_S)
+            with log_and_continue:
+                await asyncio.gather(*(self._turn(org) for org in list(self._orgs.values())))
+
+    async def _turn(self, org: _Org) -> None:
+        org.turn(self._clock())
+        await self._exchange(org, returns=org.is_leaving)
+        if org.is_leaving and not org.is_dropped and org.ledger.is_empty():
+            del self._orgs[org.org_id]
+            org.is_dropped = True
+
+    async def _exchange(self, org: _Org, *, returns: bool = False) -> None:
+        async with org.lock:
+            for _ in range(MAX_REPEATS):
+                if org.is_dropped:
+                    return
+                done = org.ledger.begin(returns=returns)
+                if not (done.reports or done.opened or done.closed):
+                    return
+                reply = await self._ask(org, done)
+                if reply is None or reply[0] != DONE:
+                    self._drop(org)
+                    self._give_up(org, done)
+                    if reply is not None:
+                        self._on_lost()
+                    return
+                self._settle_unknown(done.closed, reply[2])
+                wanted_back = org.ledger.complete(done, to_granted(reply[3:]), reply[1])
+                if org.is_dropped:
+                    self._give_up(org, None)
+                if not wanted_back:
+                    return
+
+    async def _ask(self, org: _Org, done: Exchange) -> list[Any] | None:
+        """Return the answer of `exchange.lua`. None: there is none."""
+        keys = [*org_keys(org.org_id), *(part.key for part in done.slices)]
+        places = {part.key: place for place, part in enumerate(done.slices, 1)}
+        opened: list[Any] = [
+            (each.lease_id, each.units, {}, [places[part.key] for part in each.slices])
+            for each in done.opened
+        ]
+        closed = [(each.lease_id, each.used) for each in done.closed]
+        ttls = int(TTL_S * 1_000_000), int(self._lease_ttl_s() * 1_000_000)
+        asked = (org.worker, *ttls, closed, opened, done.reports)
+        try:
+            found: list[Any] = await self._scripts.call("exchange", keys, asked)
+        except LimiterUnavailable as error:
+            log.info("slices of %s are dropped: %s", org.org_id, error)
+            return None
+        return found
+
+    # ---- what is lost
+
+    def drop_all(self) -> None:
+        """Let go of all slices: Redis is away."""
+        for org in list(self._orgs.values()):
+            self._drop(org)
+            if not org.lock.locked():
+                self._give_up(org, None)
+
+    def _drop(self, org: _Org) -> None:
+        """Use no slice of it any more. Whoever exchanges them now gives up the rest."""
+        if org.is_dropped:
+            return
+        org.is_dropped = True
+        del self._orgs[org.org_id]
+        self._cover(org.ledger.young.values())
+        org.ledger.young = {}
+
+    def _cover(self, requests: Any) -> None:
+        for young in requests:
+            self._covered[young.lease_id] = young.units
+
+    def _give_up(self, org: _Org, failed: Exchange | None) -> None:
+        """Settle one by one what an exchange would have settled, and what `failed` may have."""
+        closing, exceeded = list(org.ledger.closing.values()), org.ledger.exceeded
+        org.ledger.closing, org.ledger.exceeded = {}, []
+        if failed is not None:
+            self._cover(failed.opened)
+            closing += failed.closed
+            exceeded = [*failed.exceeded, *exceeded]
+        for ended in closing:
+            self._settle_alone(ended)
+        for ended in exceeded:
+            self._settle_alone(ended)
+
+    def _settle_unknown(self, closed: Sequence[Ended], unknown: Sequence[bytes]) -> None:
+        """Settle what had expired or was forgotten, so that it is debited."""
+        ids = {each.decode() for each in unknown}
+        for ended in closed:
+            if ended.lease_id in ids:
+                self._settle_alone(ended)
+
+    def _settle_alone(self, ended: Ended) -> None:
+        call = ended.call
+        if ended.lease_id in self._covered:
+            lease_id, used, buckets = call.asked
+            call = ScriptCall(call.keys, (lease_id, self.settle_covered(lease_id, used), buckets))
+        self._tasks.spawn(self._settle(ended.lease_id, call), name="settle a lease")
+
+    async def _settle(self, lease_id: str, call: ScriptCall) -> None:
+        try:
+            await self._scripts.call("settle", call.keys, call.asked)
+        except ScriptFailed:
+            return  # it was logged; the lease is left to its expiry
+        except LimiterUnavailable:
+            self._defer(lease_id, call)
+
+
+def to_granted(reply: Sequence[Any]) -> list[Granted]:
+    """Read what `exchange.lua` says of each scope."""
+    found = []
+    for is_low, slots, *rest in reply:
+        found.append(Granted(bool(is_low), slots, list(zip(rest[::2], rest[1::2], strict=True))))
+    return found
