@@ -4,5 +4,5 @@
 
 `processes` runs the limiter itself in processes that ask for more than there is (`load` is one of
 them, `tenant` whose limits they share), `gateways` whole gateways; `journal` is what a process says
-of each request, `windows` the arithmetic.
+of each request, `windows` the arithmetic; `trips` counts what a request costs Redis.
 """

@@ -3,7 +3,8 @@
     python -m bench.limits [--seconds S] [--dry]
 
 Four limiter processes, one of them killed, at 64 and at 512 requests at once; then `tollgate up`
-with four workers, at the same. The result goes to `bench/results/`.
+with four workers, at the same; then what a request costs Redis, asked for each and with slices, and
+whom slices refuse at nine tenths of a limit. The result goes to `bench/results/`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from bench.limits import gateways, processes
+from bench.limits import gateways, processes, trips
 from bench.limits.processes import Scenario
 from bench.tools.record import record
 from gateway.home import Home
@@ -26,6 +27,8 @@ from gateway.processes import embedded_databases as embedded
 STOP_TIMEOUT_S = 10.0
 CONCURRENCIES = (64, 512)
 LEASE_TTL_S = 6.0
+MAX_TRIPS_S = 10.0
+"""Of each way of serving; longer shows nothing else."""
 
 
 def of_processes(folder: Path, seconds: float) -> dict[str, Any]:
@@ -58,12 +61,25 @@ def of_gateways(folder: Path, seconds: float) -> dict[str, Any]:
         }
 
 
+def of_trips(folder: Path, seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    home = Home(folder / "trips")
+    home.create()
+    server = asyncio.run(embedded.start_redis(home, durable=False))
+    url = embedded.redis_url(home)
+    try:
+        costs = trips.run(url, min(seconds, MAX_TRIPS_S))
+        near = asyncio.run(trips.near_limit(url, seconds))
+    finally:
+        asyncio.run(server.stop(STOP_TIMEOUT_S))
+    return msgspec.to_builtins(costs), {"0.9": msgspec.to_builtins(near)}
+
+
 def show(title: str, found: dict[str, Any], columns: tuple[str, ...]) -> None:
-    print(f"{title:<12}" + "".join(f"{name:>20}" for name in columns))
+    print(f"{title:<22}" + "".join(f"{name:>22}" for name in columns))
     for concurrency, outcome in found.items():
         cells = (outcome[name] for name in columns)
         texts = (f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in cells)
-        print(f"{concurrency:<12}" + "".join(f"{text:>20}" for text in texts))
+        print(f"{concurrency:<22}" + "".join(f"{text:>22}" for text in texts))
 
 
 def main() -> None:
@@ -81,10 +97,17 @@ def main() -> None:
         )
         whole = of_gateways(folder, options.seconds)
         show("gateways", whole, ("admitted_ratio", "with_steps_ratio", "admitted", "refused"))
+        costs, near = of_trips(folder, options.seconds)
+        show("trips", costs, trips.Trips.__struct_fields__)
+        show("share of the limit", near, trips.NearLimit.__struct_fields__)
     finally:
         shutil.rmtree(folder)
     if not options.dry:
-        print(record("limits", {"processes": limiters, "gateways": whole}))
+        print(
+            record(
+                "limits", {"processes": limiters, "gateways": whole, "trips": costs, "near": near}
+            )
+        )
 
 
 if __name__ == "__main__":

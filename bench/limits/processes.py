@@ -52,7 +52,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_streams(self) -> int:
-        return self.concurrency * 3 // 4
+        """With slices more than are asked for: of what is nearly used up nobody gets any."""
+        return self.concurrency * 4 if self.with_slices else self.concurrency * 3 // 4
 
     def callers(self) -> list[Principal]:
         return callers(self.scale, self.max_streams)

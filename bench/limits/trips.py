@@ -15,16 +15,19 @@ from redis.asyncio import Redis, from_url
 from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import Admission, Units, scopes_of
 from gateway.limits.redis.keys import epoch_key, org_keys, scope_keys
+from gateway.limits.redis.local_buckets import LocalBuckets
 from gateway.limits.redis.outage import ScriptCall
 from gateway.limits.redis.scripts import Scripts
 from gateway.limits.slices.slices import Slices
-from gateway.principal import Plan, Principal
+from gateway.principal import UNLIMITED, Plan, Principal
 
 NUM_GATEWAYS = 4
 NUM_FLOODING = 8
 CLIENTS = 24
 """Requests at once, of each gateway."""
 INPUT_TOKENS, OUTPUT_TOKENS = (20, 400), (10, 200)
+NEAR_LIMIT, SHARE_OF_LIMIT = 3_000_000, 0.9
+"""Tokens a minute, and how much of them is asked for."""
 AT_ONCE = 16
 """Requests of a flood between two turns of the event loop."""
 LEASE_TTL_S = 60.0
@@ -75,12 +78,12 @@ class Meter:
     async def read(self, requests: int, refused: int) -> Trips:
         elapsed_s, cpu_s = time.monotonic() - self._at, await self._cpu() - self._cpu_s
         stats: Any = await self._redis.info("commandstats")
-        scripts = sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval"))
+        calls = [stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval")]
         return Trips(
             requests=requests,
             refused=refused,
             requests_per_s=requests / elapsed_s,
-            scripts_per_request=scripts / requests,
+            scripts_per_request=sum(calls) / requests,
             redis_us_per_request=cpu_s / requests * 1e6,
         )
 
@@ -176,6 +179,69 @@ async def flood(url: str, seconds: float, *, open_share: float = 0.0) -> Trips:
     return found
 
 
+class NearLimit(msgspec.Struct, frozen=True, kw_only=True):
+    requests: int
+    refused: int
+    wrongly_refused_share: float
+    """Of all, those that one bucket, asked by all at once, had room for."""
+    slices_share: float
+    """Of those that passed, the ones that Redis was not asked for."""
+
+
+async def near_limit(url: str, seconds: float) -> NearLimit:
+    """Ask for nine tenths of an organization's limit, at moments that nobody chose."""
+    redis = from_url(url)
+    await redis.flushall()
+    stores = [from_url(url) for _ in range(NUM_GATEWAYS)]
+    limiters = [Limiter(each) for each in stores]
+    for limiter in limiters:
+        await limiter.start()
+    plan = Plan(name="near", tokens_per_minute=NEAR_LIMIT)
+    who = msgspec.structs.replace(
+        caller(0), key_plan=UNLIMITED, project_plan=UNLIMITED, org_plan=plan
+    )
+    scopes = scopes_of(who, "m", "interactive")
+    keys, one = scope_keys(who.org_id, scopes), LocalBuckets(share=1.0, burst_parts=1)
+    draw, tasks = random.Random(1), set[asyncio.Task[None]]()
+    total = refused = wrongly = of_slices = 0
+
+    async def request(number: int, tokens: int, *, fits: bool) -> None:
+        nonlocal refused, wrongly, of_slices
+        limiter = limiters[number % NUM_GATEWAYS]
+        asked = {"input_tokens": tokens, "max_output_tokens": 0, "lease_id": f"near-{number}"}
+        verdict = await limiter.admit(who, "m", **asked)  # type: ignore[arg-type]
+        if isinstance(verdict, Admission):
+            of_slices += verdict.is_of_slices
+            await asyncio.sleep(draw.uniform(0, 2.0))
+            await limiter.settle(verdict, Units(input_tokens=tokens))
+        else:
+            refused += 1
+            wrongly += fits
+
+    mean = sum(INPUT_TOKENS) / 2
+    per_s = SHARE_OF_LIMIT * NEAR_LIMIT / 60 / mean
+    began = due = time.monotonic()
+    while due < began + seconds:
+        due += draw.expovariate(per_s)
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        tokens = draw.randint(*INPUT_TOKENS)
+        units = Units(input_tokens=tokens).by_letter(requests=1)
+        fits = one.admit(keys, scopes, units) is None
+        tasks.add(asyncio.create_task(request(total, tokens, fits=fits)))
+        total += 1
+    await asyncio.gather(*tasks)
+    for limiter in limiters:
+        await limiter.close()
+    for store in (*stores, redis):
+        await store.aclose()
+    return NearLimit(
+        requests=total,
+        refused=refused,
+        wrongly_refused_share=wrongly / total,
+        slices_share=of_slices / max(1, total - refused),
+    )
+
+
 def simulated(store: Redis) -> Slices:
     made = Slices(
         Scripts(store),
@@ -200,8 +266,8 @@ def run(url: str, seconds: float) -> dict[str, Trips]:
     found = {}
     for name, slices, longest_s in ways():
         found[name] = asyncio.run(serve(url, seconds, slices=slices, longest_s=longest_s))
-    found["flood of short ones"] = asyncio.run(flood(url, seconds))
-    found["flood, a half are leases"] = asyncio.run(flood(url, seconds, open_share=0.5))
+    found["one org, short"] = asyncio.run(flood(url, seconds))
+    found["one org, half leases"] = asyncio.run(flood(url, seconds, open_share=0.5))
     return found
 
 

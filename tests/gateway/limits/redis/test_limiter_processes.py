@@ -43,9 +43,7 @@ def test_64_at_once_and_a_process_that_is_killed_whose_leases_expire(
     assert found.recovered.keys() <= {"LATE", "REPLAYED"}
 
 
-def test_slices_pass_no_more_with_a_process_that_is_killed(
-    redis_url: str, tmp_path: Path
-) -> None:
+def test_slices_pass_no_more_with_a_process_that_is_killed(redis_url: str, tmp_path: Path) -> None:
     found = run(
         redis_url,
         tmp_path,

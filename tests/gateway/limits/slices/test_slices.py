@@ -1,0 +1,256 @@
+"""What a worker does with slices, one thing after the other: on a real Valkey, in a time that the
+test moves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+import redis.asyncio
+
+from gateway.limits.limiter import STEP_TOKENS
+from gateway.limits.outcomes import Admission, Refusal, Settlement, Units, burst, scopes_of
+from gateway.limits.slices.ledger import IDLE_S, YOUNG_S
+from gateway.limits.spending import counter_of
+from gateway.principal import UNLIMITED, Plan, Principal, SpendCap
+from tests.gateway.limits.limiter_oracle import move_clock
+from tests.gateway.limits.money.money_books import PRICES
+from tests.gateway.limits.slices.virtual_workers import (
+    MAX_BACK_S,
+    ORG,
+    Worker,
+    World,
+    be_busy_at_once,
+    caller,
+)
+
+TPM = 60_000
+ORG_KEY = f"tollgate:{{{ORG}}}:org:{ORG}"
+LEASES = f"tollgate:{{{ORG}}}:leases"
+
+
+def who(plan: Plan | None = None, key: Plan = UNLIMITED) -> Principal:
+    org = plan or Plan(name="p", tokens_per_minute=TPM, requests_per_minute=TPM)
+    return caller("key_a", key=key, project=UNLIMITED, org=org)
+
+
+@pytest.fixture
+async def world(redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch) -> World:
+    move_clock(monkeypatch)
+    be_busy_at_once(monkeypatch)
+    made = World(redis, 2)
+    await made.begin()
+    return made
+
+
+async def admitted(
+    world: World, worker: Worker, tokens: int = 10, asks: Principal | None = None, output: int = 0
+) -> Admission:
+    verdict = await world.ask(worker, asks or who(), tokens, output)
+    assert isinstance(verdict, Admission), verdict
+    return verdict
+
+
+async def until_it_has_slices(world: World, worker: Worker, asks: Principal | None = None) -> None:
+    for _ in range(20):
+        await admitted(world, worker, asks=asks)
+        await world.settle(world.requests[-1], 10)
+    await world.live(0.15)
+    assert (await admitted(world, worker, asks=asks)).is_of_slices
+    await world.settle(world.requests[-1], 10)
+
+
+async def slices_of(world: World, key: str = ORG_KEY) -> dict[str, Any]:
+    found: dict[str, Any] = (await world.scope(key)).get("h") or {}
+    return found
+
+
+async def deficit(world: World) -> float:
+    """Tokens that are used and have not refilled."""
+    bucket = dict((await world.scope(ORG_KEY)).get("b") or {}).get("t") or {"f": 0}
+    return max(0.0, (bucket["f"] - world.now_us) * TPM / 60_000_000)
+
+
+async def test_a_busy_worker_asks_redis_for_few_of_its_requests(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+    worker, probe = world.workers[0], world.workers[0].limiter._scripts.probe
+
+    async def counted(name: str, keys: Any, asked: Any) -> Any:
+        calls[name] += 1
+        return await probe(name, keys, asked)
+
+    monkeypatch.setattr(worker.limiter._scripts, "probe", counted)
+    for _ in range(300):
+        await admitted(world, worker)
+        await world.settle(world.requests[-1], 8)
+        await world.live(0.005)
+    assert sum(calls.values()) <= 0.1 * 300 + 20, calls
+    await world.live(IDLE_S + 0.3)
+    refilled = (world.now_us - world.requests[0].at_us) * TPM / 60_000_000
+    assert await deficit(world) == pytest.approx(300 * 8 - refilled, abs=0.7 * TPM / 60)
+
+
+async def test_an_idle_worker_gives_all_back_within_a_second(world: World) -> None:
+    worker = world.workers[0]
+    await until_it_has_slices(world, worker)
+    assert await slices_of(world)
+    await world.live(0.95)
+    assert await slices_of(world) == {} and not worker.slices._orgs
+
+
+async def test_what_another_worker_lacks_is_given_back_before_it_is_refused(world: World) -> None:
+    """A whole burst fits only if nobody holds a slice."""
+    one, other = world.workers
+    await until_it_has_slices(world, one)
+    full = burst(TPM) - 400
+    held = [await admitted(world, one, 1) for _ in range(3)]
+    assert all(each.is_of_slices for each in held) and await slices_of(world)
+    before_us = world.now_us
+    assert not (await admitted(world, other, full)).is_of_slices
+    assert world.now_us - before_us < 300_000, "it waited for a tick or two"
+    assert (await world.scope(ORG_KEY))["z"] > world.now_us, "for a while nobody gets any"
+    refusal = await world.ask(other, who(), burst(TPM))
+    assert isinstance(refusal, Refusal), "and the limit is what it was"
+
+
+async def test_what_died_with_a_worker_is_there_again_in_time(world: World) -> None:
+    one, other = world.workers
+    await until_it_has_slices(world, one)
+    for _ in range(5):
+        await admitted(world, one, 100)
+    world.kill(one)
+    await world.live(MAX_BACK_S)
+    assert await slices_of(world) == {} or await deficit(world) == 0
+    await admitted(world, other, burst(TPM))
+
+
+async def test_a_request_that_lasts_becomes_a_lease_and_is_settled_with_others(
+    world: World, redis: redis.asyncio.Redis
+) -> None:
+    worker = world.workers[0]
+    await until_it_has_slices(world, worker)
+    verdict = await admitted(world, worker, 100)
+    assert verdict.is_of_slices and await redis.zcard(LEASES) == 0
+    for _ in range(15):
+        await admitted(world, worker, 1)
+        await world.settle(world.requests[-1], 1)
+        await world.live(YOUNG_S / 10)
+    assert await redis.zcard(LEASES) == 1 and not worker.young()
+    settle = worker.limiter.settle
+    assert await settle(verdict, Units(input_tokens=40)) is Settlement.SETTLED
+    assert await settle(verdict, Units(input_tokens=40)) is Settlement.REPLAYED
+    await world.live(0.2)
+    assert await redis.zcard(LEASES) == 0
+
+
+async def test_a_stream_takes_its_steps_from_the_slice_and_then_from_redis(
+    world: World, redis: redis.asyncio.Redis
+) -> None:
+    worker = world.workers[0]
+    await until_it_has_slices(world, worker)
+    verdict = await admitted(world, worker, 1)
+    org = worker.slices._orgs[ORG]
+    left = org.ledger.slices[ORG_KEY].held["t"].left
+    steps, extend = 0, worker.limiter.extend
+    while worker.young():
+        given = await extend(verdict, output_tokens=STEP_TOKENS, used=Units(), resting=False)
+        assert given.is_open and given.rest_s == 0
+        steps += 1
+    assert steps == left // STEP_TOKENS + 1 and await redis.zcard(LEASES) == 1
+    used = Units(input_tokens=1, output_tokens=steps * STEP_TOKENS)
+    assert await worker.limiter.settle(verdict, used) is Settlement.SETTLED
+    await world.live(0.2)
+    assert await deficit(world) >= used.tokens - 0.4 * TPM / 60
+
+
+async def test_use_beyond_a_reservation_is_taken_all_the_same(world: World) -> None:
+    worker = world.workers[0]
+    await until_it_has_slices(world, worker)
+    before = await deficit(world)
+    verdict = await admitted(world, worker, 10)
+    await worker.limiter.settle(verdict, Units(input_tokens=3_000))
+    await world.live(0.15)
+    assert await deficit(world) >= before + 3_000 - 0.2 * TPM / 60
+
+
+async def test_dropped_slices_are_paid_and_their_requests_are_not_charged_again(
+    world: World,
+) -> None:
+    """Redis goes away with an answer on its way, and comes back with all it knew."""
+    worker = world.workers[0]
+    await until_it_has_slices(world, worker)
+    held = [await admitted(world, worker, 20) for _ in range(3)]
+    assert all(each.is_of_slices for each in held)
+    worker.mute = True
+    await world.live(0.2)
+    assert not worker.slices._orgs and len(worker.slices._covered) == 3
+    for each in held:
+        assert await worker.limiter.settle(each, Units(input_tokens=20)) is Settlement.DEFERRED
+    await worker.join_again()
+    await world.live(3.0)
+    assert not worker.slices._covered
+    taken = await deficit(world)
+    assert taken <= burst(TPM) / 4, "what the slice was, and nothing beside it"
+
+
+async def test_headers_count_what_is_held_here_as_there(world: World) -> None:
+    worker = world.workers[0]
+    await until_it_has_slices(world, worker)
+    first = await admitted(world, worker, 100)
+    second = await admitted(world, worker, 200)
+    assert first.is_of_slices and second.is_of_slices
+    told = [each.state["tokens"].remaining for each in (first, second)]
+    assert told[0] - told[1] == pytest.approx(200, abs=1)
+    assert burst(TPM) - 800 < told[1] <= burst(TPM) - 300
+
+
+async def test_people_see_what_runs_on_slices(world: World) -> None:
+    worker = world.workers[0]
+    plan = Plan(name="p", tokens_per_minute=TPM, max_concurrent_streams=80)
+    await until_it_has_slices(world, worker, who(plan))
+    for _ in range(3):
+        await admitted(world, worker, 100, who(plan))
+    await world.live(0.11)
+    use = await worker.limiter.use_now(ORG, scopes_of(who(plan), "m", "interactive"))
+    by_letter = {each.limit.letter: each for each in use.limits}
+    assert use.num_running == by_letter["s"].used == 3
+    assert by_letter["t"].held >= 300
+    assert by_letter["t"].left + by_letter["t"].held <= burst(TPM)
+
+
+async def test_a_changed_limit_is_decided_by_redis_until_slices_are_of_it(world: World) -> None:
+    worker = world.workers[0]
+    await until_it_has_slices(world, worker)
+    smaller = who(Plan(name="q", tokens_per_minute=TPM // 2, requests_per_minute=TPM))
+    assert not (await admitted(world, worker, asks=smaller)).is_of_slices
+    for _ in range(30):
+        await admitted(world, worker, 1, smaller)
+        await world.settle(world.requests[-1], 1)
+        await world.live(0.1)
+    assert (await admitted(world, worker, 1, smaller)).is_of_slices
+
+
+async def test_what_spends_under_a_cap_is_asked_for_and_counted_once(world: World) -> None:
+    """And it is settled with others, in one script."""
+    worker, cap = world.workers[0], SpendCap("key", "key_a", "total", 10**9)
+    capped = msgspec.structs.replace(who(), spend_caps=(cap,))
+    for number in range(20):
+        verdict = await worker.limiter.admit(
+            capped,
+            "m",
+            input_tokens=10,
+            max_output_tokens=5,
+            lease_id=f"paid-{number}",
+            prices=PRICES,
+        )
+        assert isinstance(verdict, Admission) and not verdict.is_of_slices
+        used = Units(input_tokens=10, cost_nano=70 + number)
+        assert await worker.limiter.settle(verdict, used) is Settlement.SETTLED
+        await world.live(0.03)
+    await world.live(0.2)
+    counter = counter_of("key", "key_a", "total", 0).key(ORG)
+    assert int(await world.store.hget(counter, "n") or 0) == sum(70 + each for each in range(20))
