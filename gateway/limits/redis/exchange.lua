@@ -37,16 +37,63 @@ local function call_in_parts(command, items)
   end
 end
 
+-- What leases give back, by scope, kind and the event at which it was taken: added up, so that each bucket is gone through
+-- once for each event.
+local refunds = {}
+
+local function add_refund(scope, charge, event, amount)
+  local of_scope = refunds[scope] or {}
+  local of_kind = of_scope[charge[1]] or {bucket = bucket_of(scope, charge), by_event = {}}
+  refunds[scope], of_scope[charge[1]] = of_scope, of_kind
+  of_kind.by_event[event] = (of_kind.by_event[event] or 0) + amount
+end
+
+-- As `close_lease`, of a lease that is stored with a template.
+local function close_compact(lease, used)
+  for i, part in ipairs(template_of(prefix, lease.r)) do
+    local key, charges = part[1], part[2]
+    local scope = load_scope(key)
+    begin_event(scope, charges)
+    if scope.s > 0 then
+      for _, charge in ipairs(charges) do
+        local kind, limit, _, window = unpack(charge)
+        local left = cost(lease.a[kind] or 0, limit, window) - cost(used[kind] or 0, limit, window)
+        if left > 0 then
+          add_refund(scope, charge, lease.e[i], left)
+        elseif left < 0 then
+          take(bucket_of(scope, charge), -left)
+        end
+      end
+      scope.s = scope.s - 1
+    end
+    save_scope(key, scope)
+  end
+end
+
 local unknown, ended = {}, {}
 for _, each in ipairs(closed) do
   local lease_id, used = unpack(each)
-  local lease = record_of(prefix, lease_id)
-  if lease and not (lease.z or lease.q or lease.x) then
-    close_lease(lease, used)
-    bury(prefix, lease_id, lease)
-    table.insert(ended, lease_id)
-  elseif not (lease and lease.z) then
-    table.insert(unknown, lease_id)
+  local packed = redis.call('GET', prefix .. lease_id)
+  if packed ~= 'settled' then
+    local lease = packed and cmsgpack.unpack(packed) or {q = 1}
+    if lease.x or lease.q then
+      table.insert(unknown, lease_id)
+    elseif not lease.z then
+      if lease.r then
+        close_compact(lease, used)
+      else
+        close_lease(lease, used)
+      end
+      bury(prefix, lease_id, lease)
+      table.insert(ended, lease_id)
+    end
+  end
+end
+for _, of_scope in pairs(refunds) do
+  for _, of_kind in pairs(of_scope) do
+    for event, amount in pairs(of_kind.by_event) do
+      refund(of_kind.bucket, event, amount)
+    end
   end
 end
 call_in_parts('ZREM', ended)
@@ -74,22 +121,38 @@ for i, scope in ipairs(scopes) do
   end
 end
 
+-- The name of the template of the leases at these places, which exists from then on.
+local names = {}
+
+local function name_of(places)
+  local which = table.concat(places, ',')
+  if not names[which] then
+    local parts = {}
+    for _, i in ipairs(places) do
+      table.insert(parts, {KEYS[i + 3], limits_of(asked[i])})
+    end
+    local packed = cmsgpack.pack(parts)
+    names[which] = 'charges:' .. redis.sha1hex(packed)
+    redis.call('SET', prefix .. names[which], packed, 'PX', RECORD_TTL_MS)
+  end
+  return names[which]
+end
+
 local expiries = {}
 for _, each in ipairs(opened) do
   local lease_id, units, used, places = unpack(each)
-  local parts = {}
+  local events = {}
   for _, i in ipairs(places) do
-    local scope, charges = scopes[i], {}
-    for _, limit in ipairs(limits_of(asked[i])) do
-      local kind, most, burst, window = unpack(limit)
-      local amount = cost(units[kind], most, window)
-      take(bucket_of(scope, limit), amount)
-      table.insert(charges, {kind, most, burst, window, {{scope.n, amount}}})
+    local scope = scopes[i]
+    for _, limit in ipairs(asked[i][2]) do
+      if limit[2] > 0 then
+        take(bucket_of(scope, limit), cost(units[limit[1]], limit[2], limit[4]))
+      end
     end
     scope.s = scope.s + 1
-    table.insert(parts, {KEYS[i + 3], charges})
+    table.insert(events, scope.n)
   end
-  save_lease(prefix, lease_id, {c = parts, m = {}, u = used, t = -1})
+  save_lease(prefix, lease_id, {r = name_of(places), e = events, a = units, c = {}, m = {}, u = used, t = -1})
   table.insert(expiries, now + lease_ttl)
   table.insert(expiries, lease_id)
 end

@@ -26,6 +26,8 @@
 -- that were settled before, where it was opened again; c: list of {scope key, list of CHARGE}; m: list of POST; g, n: when the
 -- books had it, and what it cost by them; t: tokens it may write, where money says so. A settled lease is the string "settled", or with any POST
 -- {z = 1, m, g}; one of which only the books told is {q = 1, m, g}.
+-- One that an exchange has opened is {r, e, a, ...} for c: r names a TEMPLATE, list of {scope key, list of {kind, limit, burst,
+-- window}}, which such leases share; e: its event in each of those scopes; a: the units it took by kind.
 -- POST {counter key, nano-USD held, nano-USD spent, watermark of the counter that has them spent, nano-USD to hold}: an open
 -- lease's are in its counter, or will be when that is built.
 -- CHARGE {kind, limit, burst, window, takes}, takes: list of {event, cost}, ascending.
@@ -338,6 +340,36 @@ local function debit(lease, used, kept)
   end
 end
 
+local templates = {} -- by key
+
+local function template_of(prefix, name)
+  local parts = templates[name]
+  if not parts then
+    local packed = redis.call('GET', prefix .. name)
+    parts = packed and cmsgpack.unpack(packed) or {}
+    templates[name] = parts
+  end
+  return parts
+end
+
+-- A lease in full, however it is stored.
+local function unpack_lease(prefix, packed)
+  local lease = cmsgpack.unpack(packed)
+  if lease.r then
+    lease.c = {}
+    for i, part in ipairs(template_of(prefix, lease.r)) do
+      local charges = {}
+      for j, each in ipairs(part[2]) do
+        local kind, limit, burst, window = unpack(each)
+        charges[j] = {kind, limit, burst, window, {{lease.e[i], cost(lease.a[kind] or 0, limit, window)}}}
+      end
+      lease.c[i] = {part[1], charges}
+    end
+    lease.r, lease.e, lease.a = nil, nil, nil
+  end
+  return lease
+end
+
 local function save_lease(prefix, lease_id, lease)
   redis.call('SET', prefix .. lease_id, cmsgpack.pack(lease), 'PX', RECORD_TTL_MS)
 end
@@ -348,7 +380,7 @@ local function record_of(prefix, lease_id)
   if packed == 'settled' then
     return {z = 1, m = {}}
   end
-  return packed and cmsgpack.unpack(packed) or nil
+  return packed and unpack_lease(prefix, packed) or nil
 end
 
 -- For SETTLED_TTL_MS: nothing more is done for it, but that the books may say which counters have it.
@@ -364,7 +396,7 @@ end
 local function open_lease(leases_key, prefix, lease_id)
   if redis.call('ZSCORE', leases_key, lease_id) then
     local packed = redis.call('GET', prefix .. lease_id)
-    return packed and cmsgpack.unpack(packed)
+    return packed and unpack_lease(prefix, packed)
   end
 end
 
@@ -376,7 +408,7 @@ local function heal(leases_key, prefix)
     redis.call('ZREM', leases_key, lease_id)
     local packed = redis.call('GET', prefix .. lease_id)
     if packed then
-      local lease = cmsgpack.unpack(packed)
+      local lease = unpack_lease(prefix, packed)
       count_request(lease.u)
       close_lease(lease, lease.u)
       lease.x = 1

@@ -14,7 +14,7 @@ end
 local held = {}
 for _, lease_id in ipairs(redis.call('ZRANGEBYSCORE', leases_key, now, '+inf', 'LIMIT', 0, most)) do
   local packed = redis.call('GET', prefix .. lease_id)
-  local lease = packed and packed ~= 'settled' and cmsgpack.unpack(packed) or {}
+  local lease = packed and packed ~= 'settled' and unpack_lease(prefix, packed) or {}
   for _, part in ipairs(lease.c or {}) do
     local of_scope = held[part[1]] or {}
     held[part[1]] = of_scope

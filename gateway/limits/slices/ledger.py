@@ -271,7 +271,11 @@ class OrgLedger:
         request becomes a lease."""
         now = self._clock()
         ripe = -math.inf if returns else now - (0.0 if self._is_tight else YOUNG_S)
-        opened = [each for each in self.young.values() if returns or each.since <= ripe]
+        opened = [
+            each
+            for each in self.young.values()
+            if returns or each.since <= ripe or any(now < part.rests_until for part in each.slices)
+        ]
         for each in opened:
             del self.young[each.lease_id]
             for part in each.slices:
@@ -337,7 +341,7 @@ class OrgLedger:
 
     def complete(self, done: Exchange, granted: Sequence[Granted], now_us: int) -> bool:
         """Take over what Redis has granted. `now_us`: its clock. Tells whether a scope is low, so
-        that its slices are wanted back."""
+        that Redis wants back what is left of it, and leases for what runs on it."""
         now = self._clock()
         self.redis_ahead_us = now_us - now * 1_000_000
         self._is_tight, wanted_back = False, False
@@ -358,7 +362,7 @@ class OrgLedger:
             )
             if found.is_low:
                 part.rests_until = now + REST_S
-                wanted_back |= any(held.left for held in part.held.values())
+                wanted_back |= any(held.left or held.young for held in part.held.values())
         return wanted_back
 
     @staticmethod

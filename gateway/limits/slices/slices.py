@@ -250,6 +250,11 @@ class Slices:
             org.is_dropped = True
 
     async def _exchange(self, org: _Org, *, returns: bool = False) -> None:
+        """Whoever waits for it may be cancelled; what was begun is ended."""
+        work = self._exchange_in_turn(org, returns=returns)
+        await asyncio.shield(self._tasks.spawn(work, name="exchange the slices of an organization"))
+
+    async def _exchange_in_turn(self, org: _Org, *, returns: bool) -> None:
         async with org.lock:
             for _ in range(MAX_REPEATS):
                 if org.is_dropped:
