@@ -144,6 +144,30 @@ class SlicesMachine(RuleBasedStateMachine):
                 await self.world.settle(request, draw.randrange(request.used + 1))
             await self.world.live(draw.random() * draw.choice([0.01, 0.1]))
 
+    @rule(number=st.integers(0, NUM_WORKERS - 1), key=st.integers(0, 1), is_killed=st.booleans())
+    def all_is_taken(self, number: int, key: int, is_killed: bool) -> None:
+        """One worker gets slices and runs requests on them; then another takes all that is there,
+        and what the first one still has."""
+        self.run(self.take_all(number, key, is_killed=is_killed))
+
+    async def take_all(self, number: int, key: int, *, is_killed: bool) -> None:
+        first, small = self.worker(number), max(1, burst(self.tokens) // 100)
+        for _ in range(12):
+            await self.ask_one(first, key, small, 0)
+            await self.world.live(0.03)
+        if is_killed:
+            self.a_worker_is_killed(number)
+            await self.world.live(2.2)
+        other = self.worker(number + 1)
+        for part in (2, 10, 50, 200):
+            for _ in range(12):
+                who = self.callers[key]
+                verdict = await self.world.ask(other, who, max(1, burst(self.tokens) // part))
+                if not isinstance(verdict, Admission):
+                    break
+        for _ in range(12):
+            await self.world.ask(self.worker(number), self.callers[key], small)
+
     # ---- what happens to workers and to Redis
 
     @rule(seconds=st.sampled_from([0.05, 0.4, 1.0, 2.5, 12.0]))

@@ -16,7 +16,8 @@ import redis.asyncio
 
 from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import Admission, Refusal, Units, scopes_of
-from gateway.limits.redis.keys import scope_keys
+from gateway.limits.redis.data_loss import OF_ALL
+from gateway.limits.redis.keys import epoch_key, scope_keys
 from gateway.limits.redis.scripts import LimiterUnavailable
 from gateway.limits.slices import slices
 from gateway.limits.slices.ledger import TTL_S, Slice
@@ -143,14 +144,15 @@ class World:
 
     async def begin(self) -> None:
         await self.store.flushall()
-        await self.store.set("tollgate:epoch", 0)
+        await self.store.set(OF_ALL, 0)
         await self.move(0)
 
     async def forget(self) -> None:
-        """Redis loses all that it knew; its epoch begins now."""
+        """Redis loses all that it knew; its epoch begins now, for all who ask and who settle."""
         await self.store.flushall()
         await self.move(0)
-        await self.store.set("tollgate:epoch", self.now_us)
+        for key in (OF_ALL, epoch_key(ORG)):
+            await self.store.set(key, self.now_us)
 
     async def move(self, by_us: int) -> None:
         self.now_us += by_us
