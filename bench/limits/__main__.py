@@ -28,7 +28,7 @@ STOP_TIMEOUT_S = 10.0
 CONCURRENCIES = (64, 512)
 LEASE_TTL_S = 6.0
 MAX_TRIPS_S = 10.0
-"""Of each way of serving; longer shows nothing else."""
+"""The longest that each way of serving is watched; more shows nothing else."""
 
 
 def of_processes(folder: Path, seconds: float) -> dict[str, Any]:

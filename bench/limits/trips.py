@@ -1,5 +1,5 @@
-"""What limits cost Redis: scripts and processor time a request, by the exact path alone and with
-slices, and how many requests of one organization one Redis takes."""
+"""Measures what limits cost Redis: scripts and processor time a request, by the exact path alone
+and with slices, and how many requests of one organization one Redis takes."""
 
 from __future__ import annotations
 
@@ -183,9 +183,9 @@ class NearLimit(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     refused: int
     wrongly_refused_share: float
-    """Of all, those that one bucket, asked by all at once, had room for."""
+    """The share of all that was refused though one bucket, asked by all at once, had room for it."""
     slices_share: float
-    """Of those that passed, the ones that Redis was not asked for."""
+    """The share of what passed that Redis was not asked for."""
 
 
 async def near_limit(url: str, seconds: float) -> NearLimit:

@@ -31,7 +31,7 @@ REST_S = 1.0
 IDLE_S = 0.5
 """After the last request all is given back."""
 DECAY = 0.8
-"""What the demand of the last tick is worth in the next one."""
+"""The worth of the last tick's demand in the next one."""
 TICKS_AHEAD = 2
 SPARE = 1.5
 """How much more than it wants a slice may keep before some is given back."""
@@ -39,8 +39,8 @@ MAX_SCOPES = 256
 """Scopes of an organization that have slices; requests in others take the exact path."""
 
 
-class Held(msgspec.Struct):
-    """What a worker holds of one limit of a scope, in its units."""
+class LimitShare(msgspec.Struct):
+    """The part of one limit of a scope that a worker holds, in its units."""
 
     left: int = 0
     young: int = 0
@@ -48,7 +48,7 @@ class Held(msgspec.Struct):
     done: int = 0
     """Used by requests that were young; Redis does not know yet."""
     told: int = 0
-    """What Redis is being told."""
+    """The part that Redis is being told of."""
     passed: int = 0
     """Let pass since the last exchange, by a slice or not."""
     demand: float = 0.0
@@ -60,18 +60,18 @@ class Held(msgspec.Struct):
 
 
 class Slice:
-    """What a worker holds of one scope. Its limits are those it was taken by."""
+    """The part of one scope that a worker holds. Its limits are those it was taken by."""
 
     def __init__(self, key: str, scope: ScopeLimits) -> None:
         self.key, self.scope = key, scope
         self.limits: dict[str, BucketLimit] = {each.letter: each for each in scope.buckets}
-        self.held = {each.letter: Held() for each in scope.buckets if each.limit}
+        self.held = {each.letter: LimitShare() for each in scope.buckets if each.limit}
         if scope.max_streams is not None:
-            self.held[SLOTS] = Held()
+            self.held[SLOTS] = LimitShare()
         self.num_young = 0
         self.is_in_redis = False
         self.reported: tuple[UnitsByKind, int] = {}, 0
-        """What Redis heard last that it keeps, and the number of its young requests."""
+        """The units it keeps and the number of its young requests, as Redis heard last."""
         self.valid_until = -math.inf
         self.rests_until = -math.inf
 
@@ -102,7 +102,7 @@ class Slice:
         )
 
 
-class Young(msgspec.Struct):
+class YoungRequest(msgspec.Struct):
     """A request that runs on slices alone."""
 
     lease_id: str
@@ -112,7 +112,7 @@ class Young(msgspec.Struct):
     since: float
 
 
-class Ended(msgspec.Struct, frozen=True):
+class EndedRequest(msgspec.Struct, frozen=True):
     """A request whose settlement Redis will hear of: its use, or what it used beyond its
     reservation. `call`: how Redis is told where no exchange can."""
 
@@ -138,24 +138,24 @@ class SliceReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """What Redis is told, and asked for, at once."""
+    """Everything that Redis is told, and asked for, at once."""
 
     sent_at: float
     slices: list[Slice]
     reports: list[SliceReport]
-    opened: list[Young]
-    closed: list[Ended]
-    exceeded: list[Ended]
+    opened: list[YoungRequest]
+    closed: list[EndedRequest]
+    exceeded: list[EndedRequest]
     """Uses beyond reservations that the reports contain."""
 
 
-class Granted(msgspec.Struct, frozen=True):
+class Grant(msgspec.Struct, frozen=True):
     """Redis' answer for one scope."""
 
     is_low: bool
     slots: int
     buckets: Sequence[tuple[int, int]]
-    """Of each, in the scope's order: units, and when it is full but for this worker's slice."""
+    """Units of each, in the scope's order, and when it is full but for this worker's slice."""
 
 
 class OrgLedger:
@@ -165,15 +165,15 @@ class OrgLedger:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.slices: dict[str, Slice] = {}
-        self.young: dict[str, Young] = {}
-        self.closing: dict[str, Ended] = {}
+        self.young: dict[str, YoungRequest] = {}
+        self.closing: dict[str, EndedRequest] = {}
         """Leases in Redis that the next exchange closes."""
-        self.exceeded: list[Ended] = []
+        self.exceeded: list[EndedRequest] = []
         """Uses beyond reservations, of which Redis has yet to hear."""
         self._is_tight = False
         """Less was granted than wanted: young requests become leases at once."""
         self.redis_ahead_us = 0.0
-        """What Redis' clock was ahead of ours when it last answered, in microseconds."""
+        """By how much Redis' clock was ahead of ours when it last answered, in microseconds."""
 
     # ---- requests
 
@@ -203,7 +203,7 @@ class OrgLedger:
                 held.left -= amount
                 held.young += amount
         taken = tuple(found)
-        self.young[lease_id] = Young(lease_id, dict(units), taken, now)
+        self.young[lease_id] = YoungRequest(lease_id, dict(units), taken, now)
         return taken
 
     def note(self, keys: Sequence[str], scopes: Sequence[ScopeLimits], units: UnitsByKind) -> None:
@@ -252,7 +252,7 @@ class OrgLedger:
                 held.left += max(0, amount - kept)
                 held.done += kept
         if beyond:
-            self.exceeded.append(Ended(lease_id, beyond, to_call(beyond)))
+            self.exceeded.append(EndedRequest(lease_id, beyond, to_call(beyond)))
 
     def register(self, lease_ids: Iterable[str]) -> None:
         """Let young requests become leases with the next exchange."""
@@ -262,7 +262,7 @@ class OrgLedger:
 
     def close(self, lease_id: str, used: UnitsByKind, call: ScriptCall) -> None:
         """Settle a lease that is in Redis with the next exchange."""
-        self.closing[lease_id] = Ended(lease_id, used, call)
+        self.closing[lease_id] = EndedRequest(lease_id, used, call)
 
     # ---- the exchange
 
@@ -339,7 +339,7 @@ class OrgLedger:
             return True
         return part.is_in_redis and part.valid_until - now < VALID_S / 2
 
-    def complete(self, done: Exchange, granted: Sequence[Granted], now_us: int) -> bool:
+    def complete(self, done: Exchange, granted: Sequence[Grant], now_us: int) -> bool:
         """Take over what Redis has granted. `now_us`: its clock. Tells whether a scope is low, so
         that Redis wants back what is left of it, and leases for what runs on it."""
         now = self._clock()

@@ -22,9 +22,9 @@ from gateway.limits.slices.ledger import (
     IDLE_S,
     TTL_S,
     Clock,
-    Ended,
+    EndedRequest,
     Exchange,
-    Granted,
+    Grant,
     OrgLedger,
     ToCall,
     UnitsByKind,
@@ -40,7 +40,7 @@ BUSY_REQUESTS, BUSY_WITHIN_S = 8, 0.25
 MIN_RATE = 10.0
 """Requests a second; with fewer, asking Redis for each of them is no dearer."""
 STEADY = 0.7
-"""What the rate so far is worth beside that of the last tick."""
+"""The worth of the rate so far beside that of the last tick."""
 MAX_ORGS = 16_384
 MAX_REPEATS = 3
 CLOSE_TIMEOUT_S = 1.0
@@ -250,7 +250,7 @@ class Slices:
             org.is_dropped = True
 
     async def _exchange(self, org: _Org, *, returns: bool = False) -> None:
-        """Whoever waits for it may be cancelled; what was begun is ended."""
+        """Exchange once, to its end: whoever waits for it may be cancelled."""
         work = self._exchange_in_turn(org, returns=returns)
         await asyncio.shield(self._tasks.spawn(work, name="exchange the slices of an organization"))
 
@@ -329,14 +329,14 @@ class Slices:
         for ended in exceeded:
             self._settle_alone(ended)
 
-    def _settle_unknown(self, closed: Sequence[Ended], unknown: Sequence[bytes]) -> None:
+    def _settle_unknown(self, closed: Sequence[EndedRequest], unknown: Sequence[bytes]) -> None:
         """Settle what had expired or was forgotten, so that it is debited."""
         ids = {each.decode() for each in unknown}
         for ended in closed:
             if ended.lease_id in ids:
                 self._settle_alone(ended)
 
-    def _settle_alone(self, ended: Ended) -> None:
+    def _settle_alone(self, ended: EndedRequest) -> None:
         call = ended.call
         if ended.lease_id in self._covered:
             lease_id, used, buckets = call.asked
@@ -352,9 +352,9 @@ class Slices:
             self._defer(lease_id, call)
 
 
-def to_granted(reply: Sequence[Any]) -> list[Granted]:
+def to_granted(reply: Sequence[Any]) -> list[Grant]:
     """Read what `exchange.lua` says of each scope."""
     found = []
     for is_low, slots, *rest in reply:
-        found.append(Granted(bool(is_low), slots, list(zip(rest[::2], rest[1::2], strict=True))))
+        found.append(Grant(bool(is_low), slots, list(zip(rest[::2], rest[1::2], strict=True))))
     return found

@@ -1,5 +1,5 @@
-"""What a worker does with slices, one thing after the other: on a real Valkey, in a time that the
-test moves."""
+"""A worker takes slices, uses them and gives them back: on a real Valkey, in a time that the test
+moves."""
 
 from __future__ import annotations
 

@@ -27,6 +27,8 @@ from tests.gateway.limits.limiter_oracle import CLOCK_KEY, Bucket, Taken, cost_u
 START_US = 1_700_000_000_000_000
 ORG = "org_a"
 RENEW_US = 20_000_000
+TOLD_US = 200_000
+"""Within which a worker that ticks has told what ended."""
 
 
 class Away(Exception):
@@ -59,7 +61,7 @@ class Request:
     used: int
     """Tokens that count: reserved, until it has ended."""
     charges: list[tuple[Taken, int, str]] = field(default_factory=list)
-    """What it has taken of each bucket of the oracle, with the bucket's limit and kind."""
+    """All that it has taken of the oracle's buckets, with each one's limit and kind."""
     is_open: bool = True
 
 
@@ -72,7 +74,7 @@ class Worker:
         self.cut = self.mute = self.stalled = False
         self.ticked_us = self.renewed_us = world.now_us
         self.is_trusted = True
-        """What it holds is what Redis says: nothing was lost since its last tick."""
+        """Nothing was lost since its last tick, so Redis says what it holds."""
         self.limiter = Limiter(
             world.store, ever_used=it_was, monotonic=self.monotonic, sleep=world.live
         )
@@ -139,8 +141,10 @@ class World:
         self.workers = [Worker(self, number) for number in range(num_workers)]
         self.num_made = num_workers
         self.requests: list[Request] = []
+        self.given_back: list[tuple[int, Taken, int]] = []
+        """When Redis knows that so little was used, what was taken, and that little."""
         self.buckets: dict[tuple[str, str], Bucket] = {}
-        """Of each scope's key and kind: what it would hold if one had counted all at once."""
+        """By scope's key and kind, the bucket as one would have it who counts all at once."""
 
     async def begin(self) -> None:
         await self.store.flushall()
@@ -156,6 +160,8 @@ class World:
 
     async def move(self, by_us: int) -> None:
         self.now_us += by_us
+        while self.given_back and self.given_back[0][0] <= self.now_us:
+            _, taken, taken.cost_us = self.given_back.pop(0)
         await self.store.set(CLOCK_KEY, self.now_us)
 
     async def live(self, seconds: float) -> None:
@@ -206,9 +212,10 @@ class World:
         self.end(request, used.by_letter(requests=1))
 
     def end(self, request: Request, used: dict[str, int]) -> None:
+        """What it gives back is there when the next exchange has told of it."""
         request.is_open, request.used = False, used["t"]
         for taken, limit, kind in request.charges:
-            taken.cost_us = cost_us(used[kind], limit)
+            self.given_back.append((self.now_us + TOLD_US, taken, cost_us(used[kind], limit)))
 
     def kill(self, worker: Worker) -> None:
         """Its requests die with it: one that has a lease has used nothing as far as is known, of
@@ -234,8 +241,7 @@ class World:
         return found
 
     async def check_slices(self) -> None:
-        """What a worker may use stands in Redis as taken, and all that is taken of a bucket, by use
-        or by slices, is no more than there is."""
+        """Check that what a worker may use stands in Redis as taken."""
         for worker in self.workers:
             if worker.cut or worker.mute or not worker.is_trusted:
                 continue
