@@ -183,7 +183,7 @@ class NearLimit(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     refused: int
     wrongly_refused_share: float
-    """The share of all that was refused though one bucket, asked by all at once, had room for it."""
+    """The share that was refused though one bucket, asked by all, had room for it."""
     slices_share: float
     """The share of what passed that Redis was not asked for."""
 

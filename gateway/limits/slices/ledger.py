@@ -149,7 +149,7 @@ class Exchange(msgspec.Struct, frozen=True):
     """Uses beyond reservations that the reports contain."""
 
 
-class Grant(msgspec.Struct, frozen=True):
+class SliceGrant(msgspec.Struct, frozen=True):
     """Redis' answer for one scope."""
 
     is_low: bool
@@ -339,7 +339,7 @@ class OrgLedger:
             return True
         return part.is_in_redis and part.valid_until - now < VALID_S / 2
 
-    def complete(self, done: Exchange, granted: Sequence[Grant], now_us: int) -> bool:
+    def complete(self, done: Exchange, granted: Sequence[SliceGrant], now_us: int) -> bool:
         """Take over what Redis has granted. `now_us`: its clock. Tells whether a scope is low, so
         that Redis wants back what is left of it, and leases for what runs on it."""
         now = self._clock()

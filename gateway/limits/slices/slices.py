@@ -24,8 +24,8 @@ from gateway.limits.slices.ledger import (
     Clock,
     EndedRequest,
     Exchange,
-    Grant,
     OrgLedger,
+    SliceGrant,
     ToCall,
     UnitsByKind,
     exceeding,
@@ -352,9 +352,9 @@ class Slices:
             self._defer(lease_id, call)
 
 
-def to_granted(reply: Sequence[Any]) -> list[Grant]:
+def to_granted(reply: Sequence[Any]) -> list[SliceGrant]:
     """Read what `exchange.lua` says of each scope."""
     found = []
     for is_low, slots, *rest in reply:
-        found.append(Grant(bool(is_low), slots, list(zip(rest[::2], rest[1::2], strict=True))))
+        found.append(SliceGrant(bool(is_low), slots, list(zip(rest[::2], rest[1::2], strict=True))))
     return found

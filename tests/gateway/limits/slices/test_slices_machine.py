@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 import pytest
@@ -289,7 +289,4 @@ def test_workers_with_slices_keep_the_bound(
     class Bound(SlicesMachine):
         url = redis_server_url
 
-    run_machine(Bound, examples=40, steps=25)
-
-
-Make = Callable[..., Any]
+    run_machine(Bound, examples=80, steps=25)

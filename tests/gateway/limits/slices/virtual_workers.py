@@ -6,7 +6,6 @@ but what the test lets happen: ticks, partitions, lost answers and deaths.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -212,7 +211,7 @@ class World:
         self.end(request, used.by_letter(requests=1))
 
     def end(self, request: Request, used: dict[str, int]) -> None:
-        """What it gives back is there when the next exchange has told of it."""
+        """Note its end; what it gives back is there when the next exchange has told of it."""
         request.is_open, request.used = False, used["t"]
         for taken, limit, kind in request.charges:
             self.given_back.append((self.now_us + TOLD_US, taken, cost_us(used[kind], limit)))
@@ -293,9 +292,6 @@ def amount_of(request: Request, key: str, kind: str) -> int:
 
 def everything(who: Principal) -> list[str]:
     return scope_keys(ORG, scopes_of(who, "m", "interactive"))
-
-
-Act = Callable[..., Awaitable[Any]]
 
 
 def be_busy_at_once(patch: pytest.MonkeyPatch) -> None:
