@@ -364,10 +364,10 @@ class Limiter:
 
     def _note_for_slices(self, admission: Admission) -> None:
         """Let the slices hear of what Redis let pass. What spends under a cap runs on none."""
-        scopes = admission.scopes if admission.spending is None else ()
-        units = admission.reserved.by_letter(requests=1)
-        keys = scope_keys(admission.org_id, scopes)
-        self._slices.note(admission.org_id, keys, scopes, units)
+        if admission.spending is None:
+            scopes, units = admission.scopes, admission.reserved.by_letter(requests=1)
+            keys = scope_keys(admission.org_id, scopes)
+            self._slices.note(admission.org_id, keys, scopes, units)
 
     def _to_verdict(self, wanted: Admission, reply: list[Any]) -> Admission | Refusal:
         """Read what `admit.lua` has answered."""
@@ -523,7 +523,10 @@ class Limiter:
             keys = [*org_keys(admission.org_id), *names]
             return ScriptCall(keys, (admission.lease_id, told, buckets))
 
-        if was_open and self._slices.settle(admission.org_id, admission.lease_id, units, to_call):
+        is_of_money = admission.spending is not None
+        if (was_open and not is_of_money) and self._slices.settle(
+            admission.org_id, admission.lease_id, units, to_call
+        ):
             return Settlement.SETTLED
         units = self._slices.settle_covered(admission.lease_id, units)
         return await self._settle(admission.lease_id, to_call(units))

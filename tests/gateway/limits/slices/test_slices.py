@@ -235,7 +235,7 @@ async def test_a_changed_limit_is_decided_by_redis_until_slices_are_of_it(world:
 
 
 async def test_what_spends_under_a_cap_is_asked_for_and_counted_once(world: World) -> None:
-    """And it is settled with others, in one script."""
+    """And it is settled at once: what it held and did not spend is there for the next."""
     worker, cap = world.workers[0], SpendCap("key", "key_a", "total", 10**9)
     capped = msgspec.structs.replace(who(), spend_caps=(cap,))
     for number in range(20):
