@@ -147,7 +147,7 @@ async def test_prices_are_loaded_with_their_book_and_never_by_a_dry_run(world: W
     wanted = book("2027-06", model="priced", output="0.4")
     tried = await world.call("POST", f"{BOOKS}?dry_run=true", wanted)
     assert tried.status_code == 201, tried.text
-    assert tried.json()["changes"] == ["priced default output: none -> 0.4"]
+    assert tried.json()["changes"] == ["priced default output: none -> 0.4, from 2027-06-01"]
     assert await loaded(world, "priced") == []
     made = await world.call("POST", BOOKS, wanted)
     assert made.status_code == 201, made.text
