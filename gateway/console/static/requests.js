@@ -50,6 +50,10 @@
     if (!button) return;
     if (stream) stop("Paused."); else start(button);
   });
-  document.addEventListener("htmx:beforeSwap", () => stop());
+  // What is renewed elsewhere on the page, as the badges are each minute, ends nothing.
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const { button, body } = parts();
+    if ([button, body].some((part) => part && event.detail.target.contains(part))) stop();
+  });
   window.addEventListener("pagehide", () => stop());
 })();

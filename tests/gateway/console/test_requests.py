@@ -123,6 +123,8 @@ def test_requests_come_in_while_somebody_watches(visit: Visit, console: ConsoleS
     before = tab.locator("#found tbody tr").count()
     tab.get_by_role("button", name="Watch live").click()
     tab.get_by_text("Live: new requests come in above.").wait_for(timeout=WAIT_MS)
+    # The badges are renewed when the page is loaded and each minute.
+    tab.evaluate("() => htmx.ajax('GET', '/console/badges', {target: 'nav', swap: 'none'})")
     org = console.little
 
     async def answer() -> str:
