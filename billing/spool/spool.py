@@ -540,10 +540,11 @@ class Spool:
         if self._failure is not None or self._stopping or (has_records and self._is_full):
             self._wanted.set()
             return
-        if self._write_waiters:
+        # What was written while the sync ran may be too old by now for another answer beside it.
+        if self._write_waiters and self._may_answer_unsynced:
             waiters, self._write_waiters = self._write_waiters, []
             self._try_to_write(waiters)
-        if self._sync_waiters:
+        if self._write_waiters or self._sync_waiters:
             self._begin_sync()
         else:
             self._sync_soon()

@@ -351,6 +351,16 @@ TestGroup = pytest.mark.slow(Group.TestCase)
 TestBeforeAnswer = pytest.mark.slow(BeforeAnswer.TestCase)
 
 
+def test_no_answer_goes_out_beside_one_that_waits_for_a_second_sync() -> None:
+    """It was written while the first one ran, which does not cover it."""
+    machine = Group()
+    machine.begin()
+    machine.answer_and_lose_power(
+        gaps=[4, 15, 25], sync_s=0.02, used=Quantities(), survival=Survival(0.0, 0.0, 0.0)
+    )
+    machine.teardown()
+
+
 async def an_iteration(host: Host) -> None:
     """Let one step of virtual time pass."""
     done = host.loop.create_future()
