@@ -207,7 +207,9 @@ class Subscription:
     async def run(self) -> None:
         backoff_s = HEARTBEAT_S
         log_and_continue = LogAndContinue(log, "announcements: listener lost")
-        while True:
+        task = asyncio.current_task()
+        assert task is not None
+        while not task.cancelling():  # the library may have lost it, see `_listen`
             started = time.monotonic()
             pubsub = self._redis.pubsub()
             with log_and_continue:
@@ -232,6 +234,8 @@ class Subscription:
 
     async def _listen(self, pubsub: PubSub) -> None:
         """Raises TimeoutError after SILENCE_S without a PONG."""
+        task = asyncio.current_task()
+        assert task is not None
         async with asyncio.timeout(SILENCE_S) as silence:
             await self._subscribe(pubsub)
             self._pubsub = pubsub
@@ -244,10 +248,13 @@ class Subscription:
                     ping_at = now + (HEARTBEAT_S if self.is_used else IDLE_HEARTBEAT_S)
                     self.is_used = False
                 message = await pubsub.get_message(timeout=max(0.0, ping_at - time.monotonic()))
+                # The library may return what it had instead of being cancelled, since `wait_for` of
+                # Python 3.11 loses a cancellation that comes with the result: nothing would end the
+                # next silence, or this task.
                 if silence.expired():
-                    # The library returned what it had instead of being cancelled, as it may after
-                    # a stall: nothing would end the next silence.
                     raise TimeoutError
+                if task.cancelling():
+                    raise asyncio.CancelledError
                 if message is not None and self._handle(message):
                     silence.reschedule(asyncio.get_running_loop().time() + SILENCE_S)
 

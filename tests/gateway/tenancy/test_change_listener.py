@@ -127,6 +127,8 @@ async def test_what_is_heard_is_not_counted_as_lost(
 
 
 async def test_listeners_of_one_client_share_a_connection(redis: redis.asyncio.Redis) -> None:
+    redis.connection_pool.connection_kwargs["client_name"] = "tests-sharing"
+    await redis.connection_pool.disconnect()
     queues: list[asyncio.Queue[str]] = [asyncio.Queue() for _ in range(3)]
     channels = [changes.CHANNEL, changes.CHANNEL, "tests:other"]
     listeners = [
@@ -140,6 +142,27 @@ async def test_listeners_of_one_client_share_a_connection(redis: redis.asyncio.R
         await announce(redis, "key_1")
         assert [await queue.get() for queue in queues[:2]] == ["key_1"] * 2
     assert queues[2].empty()
-    assert sum(each["sub"] != "0" for each in await redis.client_list(_type="pubsub")) == 1
+    clients = await redis.client_list(_type="pubsub")
+    assert sum(each["name"] == "tests-sharing" for each in clients) == 1
     for each in listeners:
         await each.close()
+
+
+async def test_a_listener_ends_though_the_library_loses_its_cancellation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `wait_for` of Python 3.11 does when a result comes in the same turn; and no silence comes
+    to its aid."""
+    monkeypatch.setattr(changes, "SILENCE_S", 1000.0)
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    store: Any = KeptRedis({"type": "message", "data": 0})
+    listener = ChangeListener(store, heard.put_nowait)
+    await listener.start(timeout_s=0.01)
+    async with asyncio.timeout(HEARD_TIMEOUT_S):
+        assert await heard.get() == EVERYTHING
+        listening = Subscription.of(store)._task
+        assert listening is not None
+        await asyncio.sleep(0)  # it waits for the next message
+        listening.cancel()
+        await asyncio.wait([listening])
+    await listener.close()
