@@ -30,6 +30,7 @@ from gateway.principal import Plan, Principal
 from gateway.telemetry.metrics import Telemetry
 from gateway.telemetry.request_meter import RequestMeter
 from gateway.wire.surfaces import Encoder
+from tests.pace import skip
 
 INPUT_TOKENS = 10
 PLAN = Plan(
@@ -251,6 +252,15 @@ class Office:
             before_end=before_end,
         )
         return start(self.services, call)
+
+    async def skip(self, seconds: float) -> None:
+        """As `pace.skip`, but nothing is on its way to Redis, which would count as silent."""
+        pipeline = self.services.limiter._scripts.pipeline
+        deadline = time.monotonic() + 60
+        while pipeline._queue or (pipeline._wire is not None and pipeline._wire._sent):
+            assert time.monotonic() < deadline, "Redis does not answer"
+            await asyncio.sleep(0.001)
+        skip(seconds)
 
     async def settled(self) -> None:
         """Every generation has ended and holds no lease."""

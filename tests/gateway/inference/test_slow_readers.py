@@ -201,7 +201,7 @@ async def test_a_byte_now_and_then_pauses_the_sequence_and_is_given_up(
     assert all(b"[100]" in answer for answer in answers)
     assert engine.status.generated_tokens == generated + 800, "the slow one rests all the while"
 
-    skip(STALLED_S)
+    await office.skip(STALLED_S)
     async with asyncio.timeout(30):
         while not delivery.abandoned:
             await asyncio.sleep(0.05)
@@ -240,7 +240,7 @@ async def test_an_upstream_is_not_read_from_while_its_reader_is_slow(
     assert delivery._num_bytes <= MAX_QUEUED_BYTES + CHUNK_BYTES
     (connection,) = replica._pool._open
     assert connection._num_buffered <= HIGH_WATER_BYTES + READ_BYTES, "the rest is in the sockets"
-    skip(STALLED_S)
+    await office.skip(STALLED_S)
     await asyncio.wait_for(upstream.exchanges[0].left.wait(), 30)
     await office.settled()
     assert delivery.abandoned
