@@ -286,13 +286,14 @@ class OrgLedger:
                     held.told += amount
         told: list[Slice] = []
         reports: list[SliceReport] = []
+        of_leases = {part.key for each in opened for part in each.slices}
         for part in list(self.slices.values()):
             report = self._report(part, now, returns=returns)
-            if self._is_news(part, report, now):
+            if part.key in of_leases or self._is_news(part, report, now):
                 part.reported = report.keeps, report.num_young
                 told.append(part)
                 reports.append(report)
-            elif not part.is_in_redis and self._is_unused(part):
+            elif not part.is_in_redis and part.is_empty() and self._is_unused(part):
                 del self.slices[part.key]
         closed, exceeded = list(self.closing.values()), self.exceeded
         self.closing, self.exceeded = {}, []

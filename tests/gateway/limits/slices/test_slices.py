@@ -147,6 +147,21 @@ async def test_a_request_that_lasts_becomes_a_lease_and_is_settled_with_others(
     assert await redis.zcard(LEASES) == 0
 
 
+async def test_a_request_of_no_tokens_becomes_a_lease_in_scopes_that_count_nothing_else(
+    world: World, redis: redis.asyncio.Redis
+) -> None:
+    """It takes nothing of its key's slice, and is admitted and registered between two exchanges."""
+    worker, asks = world.workers[0], who(key=Plan(name="k", tokens_per_minute=TPM))
+    await until_it_has_slices(world, worker, asks)
+    verdict = await admitted(world, worker, 0, asks)
+    assert verdict.is_of_slices
+    org = worker.slices._orgs[ORG]
+    org.ledger.register([verdict.lease_id])
+    await worker.slices.exchange(ORG)
+    assert not worker.young() and await redis.zcard(LEASES) == 1
+    assert await worker.limiter.void(verdict) is Settlement.SETTLED
+
+
 async def test_a_stream_takes_its_steps_from_the_slice_and_then_from_redis(
     world: World, redis: redis.asyncio.Redis
 ) -> None:
