@@ -22,6 +22,7 @@ from tests.gateway.limits.limiter_oracle import move_clock
 from tests.gateway.limits.slices.virtual_workers import (
     ORG,
     RENEW_US,
+    Request,
     Worker,
     World,
     be_busy_at_once,
@@ -127,7 +128,13 @@ class SlicesMachine(RuleBasedStateMachine):
         worker = self.worker(number)
         for request in self.world.open_of(worker)[:3]:
             tokens = round(request.admission.reserved.tokens * share)
-            self.run(self.world.settle(request, tokens))
+            self.run(self.settle_one(request, tokens))
+
+    async def settle_one(self, request: Request, tokens: int) -> None:
+        """Settle one. Of what began before a loss of data the use is debited now."""
+        if request.at_us <= self.troubled_us:
+            self.trouble()
+        await self.world.settle(request, tokens)
 
     @rule(seed=st.integers(0, 2**32))
     def busy_time(self, seed: int) -> None:
@@ -141,7 +148,7 @@ class SlicesMachine(RuleBasedStateMachine):
             await self.ask_one(worker, draw.randrange(2), draw.randrange(most + 1), 0)
             if draw.random() < 0.8 and (running := self.world.open_of(worker)):
                 request = draw.choice(running)
-                await self.world.settle(request, draw.randrange(request.used + 1))
+                await self.settle_one(request, draw.randrange(request.used + 1))
             await self.world.live(draw.random() * draw.choice([0.01, 0.1]))
 
     @rule(number=st.integers(0, NUM_WORKERS - 1), key=st.integers(0, 1), is_killed=st.booleans())
