@@ -471,6 +471,26 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
             yield f"{base}/v1", api_key(home), meter
 
 
+@contextmanager
+def open_bench(
+    seconds: float, kit_sources: Path | None, spool_sync: SyncPolicy = "group"
+) -> Iterator[Bench]:
+    """A bench in a folder of its own, with the kit of `kit_sources` or with our own load."""
+    served, loaded = share_cores()
+    with tempfile.TemporaryDirectory(prefix="tg-bench-", dir="/tmp") as name:
+        folder = Path(name)
+        kit = None if kit_sources is None else Kit(kit_sources, folder)
+        yield Bench(
+            folder=folder,
+            load=OwnLoad() if kit is None else kit,
+            kit=kit,
+            seconds=seconds,
+            served=served,
+            loaded=loaded,
+            spool_sync=spool_sync,
+        )
+
+
 def run(bench: Bench, workers: int) -> dict[str, Any]:
     load_average = round(os.getloadavg()[0], 2)
     os.sched_setaffinity(0, bench.loaded)
@@ -527,19 +547,7 @@ def main() -> None:
     )
     parser.add_argument("--dry", action="store_true", help="print the result, record nothing")
     options = parser.parse_args()
-    served, loaded = share_cores()
-    with tempfile.TemporaryDirectory(prefix="tg-bench-", dir="/tmp") as name:
-        folder = Path(name)
-        kit = None if options.kit is None else Kit(options.kit, folder)
-        bench = Bench(
-            folder=folder,
-            load=OwnLoad() if kit is None else kit,
-            kit=kit,
-            seconds=options.seconds,
-            served=served,
-            loaded=loaded,
-            spool_sync=options.spool_sync,
-        )
+    with open_bench(options.seconds, options.kit, options.spool_sync) as bench:
         if options.profile:
             name, result = "gateway_profile", run_profile(bench)
             print(table_of_parts(result["us"], result["floors_us"]))

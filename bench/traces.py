@@ -16,17 +16,14 @@ import argparse
 import json
 import os
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
-from bench.gateway import CONNECTIONS, WARM_UP_S, Bench, Meter, checked, share_cores
-from bench.tools.kit import OwnLoad
+from bench.gateway import CONNECTIONS, WARM_UP_S, Bench, Meter, checked, open_bench
 from bench.tools.load import Target
 from bench.tools.record import record
 from foundation.request_context import LOG_CONTEXT, LogContext, current_stages
@@ -195,16 +192,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="of all sides")
     parser.add_argument("--dry", action="store_true", help="print the result, record nothing")
     options = parser.parse_args()
-    served, loaded = share_cores()
-    with tempfile.TemporaryDirectory(prefix="tg-bench-", dir="/tmp") as name:
-        bench = Bench(
-            folder=Path(name),
-            load=OwnLoad(),
-            kit=None,
-            seconds=options.seconds,
-            served=served,
-            loaded=loaded,
-        )
+    with open_bench(options.seconds, None) as bench:
         result = run(bench, options.rounds)
     print(table(result))
     print(json.dumps(result))

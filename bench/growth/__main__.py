@@ -21,7 +21,6 @@ import os
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -32,8 +31,7 @@ from typing import Any
 import asyncpg
 import uvloop
 
-from bench.gateway import CONNECTIONS, Bench, Meter, checked, share_cores
-from bench.tools.kit import Kit, OwnLoad
+from bench.gateway import CONNECTIONS, Bench, Meter, checked, open_bench
 from bench.tools.load import Connection, Tally, Target
 from bench.tools.record import record
 from gateway.home import Home
@@ -180,7 +178,7 @@ async def _add_transfers(conn: asyncpg.Connection[Any], rows: int, orgs: int) ->
 def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     os.sched_setaffinity(0, bench.loaded)
     with ExitStack() as stack:
-        [url, *_] = [bench.upstreams(stack)["each"]]
+        url = bench.upstreams(stack)["each"]
         few = {"each": url}
         many = few | {f"each-{n}": url for n in range(1, options.models)}
         sides: dict[str, Side] = {}
@@ -236,18 +234,7 @@ def main() -> None:
     parser.add_argument("--kit", type=Path, help="folder with stub.c: the upstream")
     parser.add_argument("--dry", action="store_true", help="print the result, record nothing")
     options = parser.parse_args()
-    served, loaded = share_cores()
-    with tempfile.TemporaryDirectory(prefix="tg-bench-", dir="/tmp") as name:
-        folder = Path(name)
-        kit = None if options.kit is None else Kit(options.kit, folder)
-        bench = Bench(
-            folder=folder,
-            load=kit or OwnLoad(),
-            kit=kit,
-            seconds=options.seconds,
-            served=served,
-            loaded=loaded,
-        )
+    with open_bench(options.seconds, options.kit) as bench:
         result = run(bench, options)
     print(table(result))
     print(json.dumps(result))
