@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -200,7 +200,8 @@ class Meter:
     def move_stores(self, cores: set[int]) -> None:
         """Move the stores' processes to `cores`, where what they start from now on runs too."""
         for each in self._stores():
-            each.cpu_affinity(sorted(cores))
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                each.cpu_affinity(sorted(cores))
 
     def cpu_s(self) -> dict[str, float]:
         groups = {"serving": self._serving, "stores": self._stores()}
