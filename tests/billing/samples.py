@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from uuid import uuid4
 
 from hypothesis import strategies as st
+from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.credits.lines import settle
 from billing.events import COMPONENTS, Attempt, Price, PriceSet, Quantities, UsageEvent
 
 NOON = 1_795_089_600.0
@@ -57,3 +60,10 @@ def an_event(
         occurred_at=attempt.admitted_at + 2.5,
         **fields,  # type: ignore[arg-type]
     )
+
+
+async def pay_usage(db: AsyncEngine, org_id: str) -> None:
+    """Pay an org's usage with its credits, also where a running application does it as well: that
+    is woken by the usage, and `sweep` passes over the line that it holds just then."""
+    while not await settle(db, org_id):
+        await asyncio.sleep(0.01)

@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.corrections.rerating import ReratingScope, apply, plan
-from billing.credits.lines import sweep
 from billing.events import COMPONENTS, Quantities
 from billing.ingestion.ingest import ingest
 from billing.invoices.postings import Posting, post
@@ -25,7 +24,7 @@ from gateway.tenancy.money.spend_caps import MAX_AMOUNT_PICO, PICO_PER_NANO
 from gateway.wire.admin.billing.credits import Components
 from tests.billing.corrections.test_rerating import a_book
 from tests.billing.invoices.billed import at, book, priced, tokens
-from tests.billing.samples import PRICES, an_attempt, an_event
+from tests.billing.samples import PRICES, an_attempt, an_event, pay_usage
 from tests.gateway.routes.admin.billing.test_admin_spend_caps import told
 from tests.gateway.routes.admin.changing import ADMIN, ORG, Maker
 from tests.gateway.routes.admin.conftest import World
@@ -129,7 +128,7 @@ async def test_what_is_unpaid_is_owed_and_what_is_given_back_is_shown(
     book_of = [tokens(at(2026, 9, 10), 1000, 10**10, org=org_id, model="far")]
     book_of.append(tokens(at(2026, 9, 10), 200, 10**10, org=org_id, model="penny"))
     await book(world.db, *book_of)
-    await sweep(world.db)
+    await pay_usage(world.db, org_id)
     assert await shown(world, *names) == ["12", "2", "10", "2"], "no credit is for the rest"
     path = await Maker(world, org_id, "proj_a").draft()
     final = await world.call("POST", f"{path}/finalize")

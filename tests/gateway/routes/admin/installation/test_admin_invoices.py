@@ -11,7 +11,6 @@ import sqlalchemy as sa
 from beancount import loader
 
 from billing.credits.grants_admin import grant_credit, revoke_credit
-from billing.credits.lines import settle, sweep
 from billing.events import Quantities
 from billing.invoices.accounts import BillingTerms, set_account
 from billing.invoices.invoicer import Invoicer
@@ -19,7 +18,7 @@ from gateway.cli.money.invoices import write_document
 from gateway.cli.shared.target import Gateway, GatewayError, GatewayTarget
 from gateway.webhooks.outbox import fan_out
 from tests.billing.invoices.billed import ACCOUNT_MADE, OCTOBER, at, book, tokens, used
-from tests.billing.samples import an_attempt, an_event
+from tests.billing.samples import an_attempt, an_event, pay_usage
 from tests.gateway.routes.admin.changing import ADMIN, Maker
 from tests.gateway.routes.admin.conftest import World
 
@@ -124,7 +123,7 @@ async def test_the_journal_of_an_org_has_its_credits_beside_its_invoices(
             await grant_credit(conn, credit_id=credit_id, org=org_id, amount_pico=10**12)
         await revoke_credit(conn, org_id, "cr_2")
     await bill(world, org_id)
-    await settle(world.db, org_id)
+    await pay_usage(world.db, org_id)
     answer = await world.call("GET", f"{ADMIN}/journal")
     assert answer.status_code == 200 and "text/x-beancount" in answer.headers["content-type"]
     loaded, errors, _ = loader.load_string(answer.text)
@@ -201,7 +200,7 @@ async def test_a_draft_is_made_final_by_hand_and_credits_and_payments_are_listed
     credit = await world.call("POST", f"{ADMIN}/credits", {"org_id": org_id, "amount_usd": "30"})
     maker = Maker(world, org_id, "proj_a")
     await book(world.db, tokens(ACCOUNT_MADE, 10_000, 10**10, org=org_id))
-    await sweep(world.db)
+    await pay_usage(world.db, org_id)
     path = await maker.draft()
     for _ in range(2):
         final = await world.call("POST", f"{path}/finalize")

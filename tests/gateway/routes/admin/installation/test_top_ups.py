@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from standardwebhooks.webhooks import Webhook
 
-from billing.credits.lines import sweep
 from billing.events import Quantities
 from billing.ingestion.ingest import ingest
-from tests.billing.samples import an_attempt, an_event
+from tests.billing.samples import an_attempt, an_event, pay_usage
 from tests.gateway.routes.admin.changing import ADMIN
 from tests.gateway.routes.admin.conftest import World
 from tests.gateway.routes.admin.installation.test_an_exhausted_cap import eventually
@@ -55,7 +54,7 @@ class Tenant:
     async def spend(self, output: int) -> None:
         attempt = an_attempt(org=self.org_id, admitted_at=time.time())
         await ingest(self.world.db, [an_event(attempt, Quantities(output=output))])
-        await sweep(self.world.db)
+        await pay_usage(self.world.db, self.org_id)
 
 
 @pytest.fixture
