@@ -455,7 +455,7 @@ async def test_where_nothing_is_kept_a_stream_has_no_ids(redis: redis.asyncio.Re
         assert b"the answer" in answer.content
         assert (b"id: " in answer.content) != keeps_nothing
         assert bool(await redis.keys("mcp:{org_a}:events:*")) != keeps_nothing
-        await redis.flushall()
+        await redis.flushdb()
 
 
 @pytest.mark.parametrize("version", ["2025-06-18", "2025-03-26", "2024-10-07"])

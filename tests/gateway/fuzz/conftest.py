@@ -23,7 +23,7 @@ def world(
 ) -> Iterator[World]:
     lent = asyncio.run(databases.lend())
     with redis.from_url(redis_server_url) as store:
-        store.flushall()
+        store.flushdb()
     folder: Path = tmp_path_factory.mktemp("fuzz")
     config = EngineConfig(model=Path("fake"), max_model_len=512, num_blocks=8192)
     core = FakeCore(config, vocab_size=VOCAB_SIZE, respond=respond)

@@ -117,7 +117,7 @@ async def check_a_loss_of_data(db: AsyncEngine, redis_url: str) -> None:
     three = {"requests_per_day": 3, "batch_tokens_per_day": 100}
     who = msgspec.structs.replace(WHO, project_plan=Plan(name="p", **three))
     async with redis.asyncio.from_url(redis_url) as store:
-        await store.flushall()
+        await store.flushdb()
         limiter = Limiter(store, ever_used=it_was, books=PostgresBooks(db))
         found = [
             await limiter.admit(

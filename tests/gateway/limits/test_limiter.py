@@ -430,7 +430,7 @@ async def test_the_reservation_follows_what_the_key_writes(redis: redis.asyncio.
 def test_what_remains_passes_and_not_one_more(redis_server_url: str, sizes: list[int]) -> None:
     async def check() -> None:
         store = redis.asyncio.from_url(redis_server_url)
-        await store.flushall()
+        await store.flushdb()
         await store.set(CLOCK_KEY, START_US)
         caller = Caller(store, principal(key=limits(tokens=601)))
         remaining = burst(601)

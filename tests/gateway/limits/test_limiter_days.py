@@ -77,7 +77,7 @@ async def test_a_batch_that_ends_before_anybody_has_asked_spoils_nothing(
         WHO, "m", input_tokens=400_000, max_output_tokens=0, lease_id="l", lane="batch"
     )
     assert isinstance(verdict, Admission)
-    await redis.flushall()
+    await redis.flushdb()
     await limiter._data_loss_detector.begin("tollgate:{org_a}:epoch")
     await limiter.renew()
     await limiter.settle(verdict, Units(input_tokens=400_000))

@@ -117,7 +117,7 @@ class Machine(RuleBasedStateMachine):
 
     async def connect(self) -> redis.asyncio.Redis:
         client = redis.asyncio.from_url(self.url)
-        await client.flushall()
+        await client.flushdb()
         return client
 
     @initialize(drawn=st.tuples(plans(), plans(), plans(), plans()))

@@ -140,7 +140,7 @@ class World:
 async def check(url: str, who: Principal, steps: list[Step], request: tuple[int, int]) -> None:
     store = redis.asyncio.from_url(url)
     try:
-        await store.flushall()
+        await store.flushdb()
         world = World(store, who)
         await world.at(START_US)
         await world.limiter._data_loss_detector.begin(epoch_key("org_a"))

@@ -27,7 +27,7 @@ def worker(
 ) -> Iterator[Running]:
     lent = asyncio.run(databases.lend())
     with redis.from_url(redis_server_url) as store:
-        store.flushall()
+        store.flushdb()
     folder: Path = tmp_path_factory.mktemp("loops")
     with pytest.MonkeyPatch.context() as patch:
         be_patient(patch)

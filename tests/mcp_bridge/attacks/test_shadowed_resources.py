@@ -96,7 +96,7 @@ async def test_what_two_servers_claim_is_read_at_neither(
             assert thief.read == ["own://x"]
         thief.calls.clear()
         owner.calls.clear()
-        await redis.flushall()
+        await redis.flushdb()
 
 
 async def test_what_the_operator_vouches_for_is_its_servers(redis: redis.asyncio.Redis) -> None:

@@ -238,7 +238,7 @@ async def test_a_redis_that_forgets_funds_nothing_by_itself(
     assert await here.spend(60)
     held = await there.admit(30)
     assert isinstance(held, Admission)
-    await redis.flushall()
+    await redis.flushdb()
     await there.limiter.renew()
     assert isinstance(await here.admit(11), Refusal), "60 are spent, 30 held"
     assert isinstance(await here.admit(10), Admission)

@@ -248,7 +248,7 @@ async def test_after_a_loss_it_waits_for_what_other_gateways_hold(
     caller, ask = who(cap(1000)), {"input_tokens": 100, "prices": PRICES, "admitted_at": NOON}
     running = await one.admit(caller, "m", max_output_tokens=20, lease_id="running", **ask)
     assert isinstance(running, Admission)
-    await redis.flushall()
+    await redis.flushdb()
     started = time.monotonic()
     verdict = await other.admit(caller, "m", max_output_tokens=20, lease_id="second", **ask)
     assert time.monotonic() - started > 0.3

@@ -74,7 +74,7 @@ class Machine(RuleBasedStateMachine):
 
     async def connect(self) -> redis.asyncio.Redis:
         client = redis.asyncio.from_url(self.url)
-        await client.flushall()
+        await client.flushdb()
         await client.set(CLOCK_KEY, int(self.now * 1_000_000))
         return client
 
@@ -171,7 +171,7 @@ class Machine(RuleBasedStateMachine):
     def is_lost(self, name: str) -> None:
         self.was_lost = True
         if name == "all":
-            self.run(self.redis.flushall)
+            self.run(self.redis.flushdb)
             self.run(self.redis.set, CLOCK_KEY, int(self.now * 1_000_000))
         else:
             self.run(self.redis.delete, self.key(name))

@@ -126,7 +126,7 @@ async def test_long_streams_alone_are_use_enough(
         await redis.set(CLOCK_KEY, now_us - (100 - second) * 1_000_000)
         await gateways[0].admitted(burst(TPM))
         await gateways[0].limiter.renew()
-    await redis.flushall()
+    await redis.flushdb()
     await redis.set(CLOCK_KEY, now_us)
     assert await gateways[asks].wait_s(burst(TPM)) >= burst(TPM) / RATE
 
@@ -138,7 +138,7 @@ async def test_what_another_gateway_has_not_shipped_is_use_enough(
     used = await other.admitted(burst(TPM))
     await other.spool.close(an_event())
     await other.limiter.settle(used, Units(input_tokens=burst(TPM)))
-    await redis.flushall()
+    await redis.flushdb()
     assert await one.wait_s(burst(TPM)) > 9
 
 
@@ -153,7 +153,7 @@ async def test_an_epoch_of_before_is_not_given_to_an_org_after_a_loss(
         nonlocal emptied
         if command[:2] == ("SET", ORG_EPOCH) and not emptied:
             emptied = True
-            await redis.flushall()
+            await redis.flushdb()
         return await call(command)
 
     monkeypatch.setattr(one.limiter._scripts.pipeline, "call", emptied_once)
@@ -170,7 +170,7 @@ async def test_a_gateway_that_died_before_the_loss_is_debited_by_the_empty_bucke
     """Nobody knows of its lease; what it used was used before the epoch."""
     dead, other = gateways
     lost = await dead.admitted(burst(TPM))
-    await redis.flushall()
+    await redis.flushdb()
     assert await other.wait_s(100) == pytest.approx(1, abs=0.5)
     used = Units(input_tokens=burst(TPM), output_tokens=300)
     settle = other.limiter.settle_lease
@@ -187,7 +187,7 @@ async def test_a_gateway_that_died_after_the_loss_is_debited_for_what_it_used_si
     dead, other = gateways
     running = await dead.admitted(100)
     dead.limiter.progress(running, Units(input_tokens=100))
-    await redis.flushall()
+    await redis.flushdb()
     await dead.limiter.renew()
     assert await other.wait_s(100) == pytest.approx(1, abs=0.5)
     used = Units(input_tokens=100, output_tokens=300)

@@ -146,13 +146,13 @@ class World:
         """By scope's key and kind, the bucket as one would have it who counts all at once."""
 
     async def begin(self) -> None:
-        await self.store.flushall()
+        await self.store.flushdb()
         await self.store.set(OF_ALL, 0)
         await self.move(0)
 
     async def forget(self) -> None:
         """Redis loses all that it knew; its epoch begins now, for all who ask and who settle."""
-        await self.store.flushall()
+        await self.store.flushdb()
         await self.move(0)
         for key in (OF_ALL, epoch_key(ORG)):
             await self.store.set(key, self.now_us)

@@ -26,7 +26,7 @@ def fresh_worker(
     """A worker that a busy machine does not make forget a credential. `more`: as `running`."""
     lent = asyncio.run(databases.lend())
     with redis.from_url(redis_url) as store:
-        store.flushall()
+        store.flushdb()
     try:
         with pytest.MonkeyPatch.context() as patch:
             be_patient(patch)

@@ -73,7 +73,7 @@ async def test_a_prepaid_org_spends_what_it_was_credited_and_no_more(
     assert isinstance(await ask(5_001, "second"), Refusal)
     await limiter.settle(first, Units(output_tokens=10_000, cost_nano=4_000_000))
     await spend(world.db, org_id, 10_000)
-    await world.services.redis.flushall()
+    await world.services.redis.flushdb()
     assert isinstance(await ask(15_001, "third"), Refusal), "the books have what was spent"
     assert isinstance(await ask(15_000, "fourth"), Admission)
     shown = (await world.call("GET", BALANCE)).json()
