@@ -52,6 +52,14 @@ def be_patient_with_stores(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(counters, "BUILD_TIMEOUT_S", PATIENCE_S)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def patient_with_stores() -> Iterator[None]:
+    """Redis is waited for in this process, in tests of anything but how long it is waited for."""
+    with pytest.MonkeyPatch.context() as patch:
+        be_patient_with_stores(patch)
+        yield
+
+
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     be_patient(monkeypatch)
