@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from foundation.periodic import Flusher
 from gateway.app.create import create_app, open_services
+from gateway.app.sealed_rows import seal_unsealed
 from gateway.home import Home
 from gateway.routes.shared.access import SCOPE
 from gateway.secret import Secret
@@ -92,6 +93,7 @@ async def app(
         for org, key in KEY_OF.items():
             values = {"org": org, "hash": hash_key(pepper, key), "pepper_id": secret.id}
             await conn.execute(known, {**values, "prefix": ADMIN_PREFIX, "scopes": SCOPES})
+    await seal_unsealed(db, Secret.load(settings.secret_key_file))  # as a gateway does that starts
     made = create_app(settings)
     async with AsyncExitStack() as stack:
         made.state.services = await open_services(settings, stack, worker_id="0", metrics=None)
