@@ -4,7 +4,7 @@ admin key and makes clients of the official SDK."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ import pytest
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.invoices.invoicer import Invoicer
 from gateway.app.create import create_app
 from gateway.audit.log import COMMAND_LINE
+from gateway.cache_report.leases import CacheLeases
 from gateway.db import create_engine
 from gateway.home import Home
 from gateway.ids import uuid7
@@ -104,7 +106,8 @@ async def config_text() -> str:
 async def open_world(
     folder: Path, config: str, db: AsyncEngine, postgres_url: str, redis_url: str
 ) -> AsyncIterator[World]:
-    """Start the application with these settings, whose state is in `folder`."""
+    """Start the application with these settings, whose state is in `folder`. It makes no invoice
+    and ends no lease of itself: the tests do both, by a clock of their own."""
     file = folder / "tollgate.toml"
     file.write_text(config)
     environ = {"TOLLGATE_DATABASE_URL": postgres_url, "TOLLGATE_REDIS_URL": redis_url}
@@ -113,7 +116,11 @@ async def open_world(
     made = await database.prepare(settings, postgres_url, redis_url, "http://test/v1")
     assert made is not None
     app = create_app(settings)
-    async with app.lifespan():
+    async with AsyncExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            for each in (Invoicer, CacheLeases):
+                patch.setattr(each, "start", lambda self: None)
+            await stack.enter_async_context(app.lifespan())
         secret = Secret.load(settings.secret_key_file).current
         found = World(app, db, secret, made.admin_key, made.api_key)
         yield found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from billing.invoices.accounts import BillingTerms, set_account
 from billing.invoices.invoicer import Invoicer
 from gateway.cli.money.invoices import write_document
 from gateway.cli.shared.target import Gateway, GatewayError, GatewayTarget
-from gateway.webhooks.outbox import fan_out
 from tests.billing.invoices.billed import ACCOUNT_MADE, OCTOBER, at, book, tokens, used
 from tests.billing.samples import an_attempt, an_event, pay_usage
 from tests.gateway.routes.admin.changing import ADMIN, Maker
 from tests.gateway.routes.admin.conftest import World
+from tests.pace import eventually
 
 INVOICES = f"{ADMIN}/invoices"
 
@@ -161,11 +162,13 @@ async def test_late_and_corrected_lines_lead_to_their_requests_too(
 
 async def test_who_asked_is_told_that_an_invoice_is_final(world: World, org_id: str) -> None:
     await bill(world, org_id)
-    while await fan_out(world.db):
-        continue
-    async with world.db.connect() as conn:
-        query = sa.text("SELECT event_type, body::jsonb AS body FROM webhook_deliveries")
-        [row] = await conn.execute(query)
+
+    async def deliveries() -> Sequence[sa.Row[Any]]:
+        async with world.db.connect() as conn:
+            query = sa.text("SELECT event_type, body::jsonb AS body FROM webhook_deliveries")
+            return (await conn.execute(query)).all()
+
+    [row] = await eventually(deliveries)
     assert row.event_type == "invoice.finalized"
     assert '"number": "TG-000001"' in str(row.body).replace("'", '"')
 
