@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 TICK_S = 0.005
 LONGEST_S = 30.0
 """By the clock: then it hangs."""
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -49,3 +50,11 @@ async def within(promised_s: float) -> AsyncIterator[None]:
     async with asyncio.timeout(LONGEST_S), pace() as seconds:
         yield
         assert seconds() < promised_s
+
+
+async def eventually(look: Callable[[], Awaitable[T]]) -> T:
+    """Return what `look` finds, as soon as it finds something."""
+    async with asyncio.timeout(LONGEST_S):
+        while not (found := await look()):
+            await asyncio.sleep(0.02)
+    return found

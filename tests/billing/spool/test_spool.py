@@ -24,6 +24,7 @@ from billing.spool.format import HEADER, MAGIC, CloseRecord, OpenRecord, frame, 
 from billing.spool.quarantine import Quarantine
 from billing.spool.spool import Spool
 from tests.billing.samples import an_attempt, an_event
+from tests.pace import LONGEST_S
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -69,12 +70,10 @@ async def test_buffered_records_reach_the_disk_without_a_close(tmp_path: Path) -
     attempt = an_attempt()
     spool.attempt_opened(attempt)
     spool.checkpoint(attempt.id, Quantities(output=3), False)
-    for _ in range(100):
-        await asyncio.sleep(0.01)
-        found = [placed.record for placed in scan(segments(tmp_path / "s")[0].read_bytes())]
-        if len(found) == 3:
-            break
-    assert found[2].quantities == Quantities(output=3)
+    async with asyncio.timeout(LONGEST_S):
+        while len(found := [*scan(segments(tmp_path / "s")[0].read_bytes())]) < 3:
+            await asyncio.sleep(0.01)
+    assert found[2].record.quantities == Quantities(output=3)
     await spool.shutdown()
 
 
@@ -519,6 +518,7 @@ from billing.events import Quantities
 from billing.spool.quarantine import Quarantine
 from billing.spool.spool import Spool
 from tests.billing.samples import an_attempt, an_event
+from tests.pace import LONGEST_S
 
 async def one(spool, number):
     attempt = an_attempt()

@@ -4,7 +4,7 @@ scripted upstream, the limiter, the spool, the books, the alert, a webhook on a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from standardwebhooks.webhooks import Webhook
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange, Upstream, completion
 from tests.gateway.routes.admin.conftest import World
 from tests.gateway.webhooks.conftest import Receiver, receiver
+from tests.pace import LONGEST_S, eventually
 
 __all__ = ["receiver"]
 
@@ -37,7 +38,6 @@ requests_per_minute = 6000
 """
 WRITES, MAY_WRITE = 20_000, 40_000
 """Tokens written and allowed, at a dollar for a million: four cents are held and two are spent."""
-PATIENCE_S = 30.0
 
 
 async def answers(exchange: Exchange) -> None:
@@ -66,19 +66,12 @@ async def ask(world: World, **headers: str) -> int:
     return answer.status_code
 
 
-async def eventually(look: Callable[[], Awaitable[Any]]) -> Any:
-    async with asyncio.timeout(PATIENCE_S):
-        while not (found := await look()):
-            await asyncio.sleep(0.05)
-    return found
-
-
 async def test_who_is_refused_by_a_hard_cap_is_told(world: World, receiver: Receiver) -> None:
     hook = {"url": receiver.url, "event_types": ["budget.threshold_reached"]}
     secret = (await world.call("POST", WEBHOOKS, hook)).json()["secret"]
     made = await world.call("POST", CAPS, {"period": "day", "amount_usd": "0.09"})
     cap_id = made.json()["id"]
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(LONGEST_S):
         said = [await ask(world)]
         while said[-1] == 200:
             said.append(await ask(world))

@@ -14,8 +14,8 @@ from billing.ingestion.ingest import ingest
 from tests.billing.samples import an_attempt, an_event, pay_usage
 from tests.gateway.routes.admin.changing import ADMIN
 from tests.gateway.routes.admin.conftest import World
-from tests.gateway.routes.admin.installation.test_an_exhausted_cap import eventually
 from tests.gateway.webhooks.conftest import Receiver, receiver
+from tests.pace import eventually
 
 __all__ = ["receiver"]
 
