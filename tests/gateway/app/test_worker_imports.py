@@ -8,13 +8,22 @@ import sys
 from pathlib import Path
 
 SCRIPT = """
+import runpy
 import sys
+from contextlib import suppress
 from pathlib import Path
-from gateway.settings.load import load
-from gateway.app.worker import create_app
 
-create_app(load({"home": sys.argv[1], "config": Path(sys.argv[2])}, {}))
+home, config = sys.argv[1:]
+sys.argv[1:] = ["worker"]
+with suppress(SystemExit):  # it is told of no socket
+    runpy.run_module("gateway", run_name="__main__")
+
+from gateway.app.create import create_app
+from gateway.settings.load import load
+
+create_app(load({"home": home, "config": Path(config)}, {}))
 rarely = {"alembic", "arro3", "gateway.cli", "jinja2", "pydantic", "rich", "tokenizers", "webauthn"}
+rarely |= {"opentelemetry.sdk", "sqlalchemy.orm"}
 of_the_bridge = {"cel_expr_python", "confusable_homoglyphs", "jsonschema_rs"}
 print(*sorted((rarely | of_the_bridge) & sys.modules.keys()))
 """
