@@ -30,6 +30,7 @@ from engine.protocol import (
     TokenLogprobs,
     Usage,
 )
+from engine.token_counts import Counted, TokenCounts
 
 FREED = -1
 """A block table's entry whose block was given back because it lies outside the sliding window. The
@@ -153,6 +154,8 @@ class Sequence:
     """The logprobs of the prompt's tokens after the first, as far as they were computed."""
     draft_token_ids: list[int] = field(default_factory=list)
     """Guesses of what follows the last known token; the next step may verify them."""
+    _token_counts: TokenCounts | None = None
+    """None before a penalty asks for them."""
     key: Key = field(init=False)
     turn: tuple[int, int, int] = field(init=False)
     """Priority, then `order`: of a tenant's that wait in a lane, who is started first."""
@@ -196,6 +199,13 @@ class Sequence:
         if start >= boundary:
             return self.output_token_ids[start - boundary : stop - boundary]
         return self.prompt_token_ids[start:] + self.output_token_ids[: stop - boundary]
+
+    def token_counts(self, drafts: Rows[int]) -> Counted:
+        """Return how often each token was said, here and by `drafts` behind it; see
+        `TokenCounts.count`."""
+        if self._token_counts is None:
+            self._token_counts = TokenCounts(self.prompt_token_ids)
+        return self._token_counts.count(self.output_token_ids, drafts)
 
     @property
     def embeds(self) -> bool:
@@ -262,11 +272,11 @@ class Sequence:
         return "length" if len(said) >= sampling.max_tokens else None
 
     def finish(self, reason: FinishReason) -> None:
-        """Nothing more is said. The constraint, which may be large, is let go of: whoever remembers
-        the sequence does not keep it."""
+        """Nothing more is said. The constraint and the counts, which may be large, are let go of:
+        whoever remembers the sequence does not keep them."""
         self.status = SequenceStatus.FINISHED
         self.finish_reason = reason
-        self.constraint = None
+        self.constraint = self._token_counts = None
 
     @property
     def num_held_blocks(self) -> int:

@@ -86,29 +86,22 @@ def stop_ids(sampling: SamplingParams, eos_token_ids: frozenset[int]) -> frozens
 def _penalise(logits: Tensor, seqs: Rows[SampleRow]) -> None:
     """Repetition first, over prompt and output (arXiv:1909.05858); then frequency and presence,
     over the output alone."""
-    rows, token_ids, counts, factors = [], [], [], []
-    for row, seq in enumerate(seqs):
+    for line, seq in zip(logits, seqs, strict=True):
         p = seq.sampling
-        if p.repetition_penalty == 1 and p.frequency_penalty == 0 and p.presence_penalty == 0:
+        if not p.penalises:
             continue
-        seen, where = np.unique(np.array(seq.token_ids), return_inverse=True)
-        times = np.bincount(where[seq.num_prompt_tokens :], minlength=len(seen))
-        factor = (p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
-        rows.append(np.full(len(seen), row))
-        token_ids.append(seen)
-        counts.append(times)
-        factors.append(np.broadcast_to(np.array(factor), (len(seen), 3)))
-    if not rows:
-        return
-    device = logits.device
-    at = tuple(torch.from_numpy(np.concatenate(part)).to(device) for part in (rows, token_ids))
-    count = torch.from_numpy(np.concatenate(counts)).to(device)
-    repetition, frequency, presence = (
-        torch.from_numpy(np.concatenate(factors)).to(device, torch.float32).unbind(dim=1)
-    )
-    value = logits[at]
-    value = torch.where(value > 0, value / repetition, value * repetition)
-    logits[at] = value - frequency * count - presence * (count > 0)
+        token_ids, counts = seq.seq.token_counts(seq.drafts)
+        if p.repetition_penalty == 1:
+            said = counts > 0
+            token_ids, counts = token_ids[said], counts[said]
+        at, count = (torch.from_numpy(each).to(logits.device) for each in (token_ids, counts))
+        value = line[at]
+        if p.repetition_penalty != 1:
+            repetition = torch.tensor(p.repetition_penalty, device=logits.device)
+            value = torch.where(value > 0, value / repetition, value * repetition)
+        if p.frequency_penalty or p.presence_penalty:
+            value -= p.frequency_penalty * count + p.presence_penalty * (count > 0)
+        line[at] = value
 
 
 def _forbid_what_does_not_fit(logits: Tensor, seqs: Rows[SampleRow]) -> None:
