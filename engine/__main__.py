@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineStepFailed
+from engine.kernels.cpu.compiling.compilers import compiling
 from engine.options import Option, engine_options
 from engine.text.hub import fetch, names_a_repository
 from engine.text.model_folder import check_model_folder, has_tokenizer
@@ -94,14 +95,14 @@ def _check_model(arguments: argparse.Namespace) -> None:
 
 
 def _load(config: EngineConfig, startup: Startup) -> EngineCore:
-    try:
-        with startup.phase("import"), importing():
-            from engine.core.engine_core import EngineCore
-    except ModuleNotFoundError as error:
-        needs = 'an engine needs what the extra "engine" of the package tollgate installs'
-        raise ConfigError(f"{error.name} is not installed: {needs}") from error
-
-    return EngineCore(config, startup=startup)
+    with compiling(config.device):
+        try:
+            with startup.phase("import"), importing():
+                from engine.core.engine_core import EngineCore
+        except ModuleNotFoundError as error:
+            needs = 'an engine needs what the extra "engine" of the package tollgate installs'
+            raise ConfigError(f"{error.name} is not installed: {needs}") from error
+        return EngineCore(config, startup=startup)
 
 
 @contextmanager

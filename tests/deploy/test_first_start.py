@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from bench.tools.ports import free_port
-from engine.kernels.cpu import backend as cpu_backend
+from engine.kernels.cpu.compiling.kernel_cache import SOURCES
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = Path(sys.prefix)
@@ -48,7 +48,7 @@ def give(folder: Path) -> None:
     """To that user, with the kernels that this one has compiled, which takes longer than the test:
     where nobody has, the test does."""
     kernels = folder / ".cache" / "tollgate"
-    for found in (cpu_backend.SOURCES / "__pycache__").glob("cpu-*"):
+    for found in (SOURCES / "__pycache__").glob("cpu-*"):
         shutil.copytree(found, kernels / found.name)
     for path in (folder, *folder.glob("**/*")):
         os.chown(path, ORDINARY, ORDINARY)

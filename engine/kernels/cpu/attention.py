@@ -20,7 +20,7 @@ from __future__ import annotations
 from numba import cfunc, njit, types
 
 from engine.kernels.cpu import vectors as v
-from engine.kernels.cpu.products import multiply, store
+from engine.kernels.cpu.products import hold_multiply, multiply, store
 from engine.kernels.cpu.tiles import MAX_ROWS, tile_memory
 
 SIGNATURE = types.void(types.CPointer(types.int64))
@@ -225,6 +225,7 @@ def _item(args, index):
 
 @cfunc(SIGNATURE, error_model="numpy", cache=True)
 def attend(args):
+    hold_multiply()
     counter = v.address_of(args)
     scratch = args[SCRATCH] + v.next_index(counter + SLOT * 8) * args[SCRATCH_BYTES]
     row_bytes = args[HEAD_DIM] * (4 >> args[HALF])

@@ -4,30 +4,26 @@ Knows no operation.
 
 Kernels run on the threads that torch's operators run on: libgomp is asked for a team exactly as
 torch asks for one. A pool of their own would compete with torch's, whose threads spin for work.
-What numba has compiled is kept in a folder named by the kernels' own text, so that a first start
-compiles (some seconds) and others load.
+Their machine code is on disk from a first start on (`compiling/`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib
 import logging
-import os
 import struct
-import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.kernels.backend import interpreted
+from engine.kernels.cpu.compiling.compilers import compiled
+from engine.kernels.cpu.compiling.kernel_cache import part_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +33,6 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """mallopt(3)"""
 KEPT_BYTES = 32 << 20
 """The most that mallopt allows."""
-SOURCES = Path(__file__).parent
-SLOW_S = 3.0
-"""A start of the kernels that takes longer compiled them, and is told."""
 
 
 def uses_cpu_kernels(device: torch.device) -> bool:
@@ -121,14 +114,15 @@ def barrier() -> int:
 
 @cache
 def kernel(module: str, name: str) -> int:
-    """The address of a kernel of the folder `cpu`, compiled or loaded now."""
+    """The address of a kernel of the folder `cpu`, loaded now, and compiled before if nobody has.
+    Raises RuntimeError when it cannot be."""
     import numba
 
-    numba.config.CACHE_DIR = str(_cache_folder(numba.__version__))
-    began = time.perf_counter()
+    folder = compiled(part_of(module))
+    numba.config.CACHE_DIR = str(folder)
     found = getattr(importlib.import_module(f"engine.kernels.cpu.{module}"), name)
-    if (took_s := time.perf_counter() - began) > SLOW_S:
-        logger.info("kernel %s took %.1f s: it is compiled at a first start", module, took_s)
+    if not found.cache_hits:  # compiled here: see `compilers`
+        raise RuntimeError(f"the kernel {module}.{name} is not loaded from {folder}")
     return int(found.address)
 
 
@@ -159,21 +153,3 @@ def _keep_memory() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
         libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
-
-
-def _cache_folder(version: str) -> Path:
-    """A folder for this text of the kernels that nobody else can write to. numba itself tells
-    processors apart."""
-    digest = hashlib.sha256(version.encode())
-    for path in sorted(SOURCES.glob("*.py")):
-        digest.update(path.read_bytes())
-    name = f"cpu-{digest.hexdigest()[:16]}"
-    for parent in (SOURCES / "__pycache__", Path.home() / ".cache" / "tollgate"):
-        try:
-            (parent / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(parent / name, os.W_OK) and (parent / name).stat().st_uid == os.getuid():
-            return parent / name
-    # Nothing that lasts is writable: compiled for this process alone.
-    return Path(tempfile.mkdtemp(prefix="tollgate-kernels-"))

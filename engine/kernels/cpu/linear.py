@@ -12,7 +12,7 @@ from __future__ import annotations
 from numba import cfunc, njit, types
 
 from engine.kernels.cpu import vectors as v
-from engine.kernels.cpu.products import put, stream
+from engine.kernels.cpu.products import hold_stream, put, stream
 from engine.kernels.cpu.tiles import MAX_ROWS, tile_memory
 
 BLOCK_ROWS = 96
@@ -38,6 +38,7 @@ def _start(args, tile, panel, rows):
 
 @cfunc(SIGNATURE, error_model="numpy", cache=True)
 def linear(args):
+    hold_stream()
     tile = tile_memory()
     blocks = (args[ROWS] + BLOCK_ROWS - 1) // BLOCK_ROWS
     steps, half = args[STEPS], args[HALF]

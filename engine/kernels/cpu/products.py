@@ -1,46 +1,71 @@
-"""Tiles of any number of rows, put together from those that have code of their own.
+"""The products that functions of a kernel call by their names, and the kernel itself holds.
 
+numba compiles a function again with each one that calls it. What takes longest of a kernel, the
+tiles, is therefore declared where it is called, and defined once, by `hold_...` in the kernel.
 `half` is 1 where numbers are stored as bfloat16, else 0.
 """
 
 from __future__ import annotations
 
-from numba import njit
+from collections.abc import Sequence
+from typing import Any
 
+import llvmlite.binding
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from engine.kernels.cpu import emit as e
 from engine.kernels.cpu import tiles
 from engine.kernels.cpu import vectors as v
 
-
-def _in_tiles(kinds):
-    """kinds: tiles of 12, 8, 6, 4, 3, 2 and 1 rows."""
-    twelve, eight, six, four, three, two, one = kinds
-
-    @njit(error_model="numpy")
-    def multiply(rows, a, a_stride, b0, b1, b_stride, steps, c, c_stride):
-        while rows >= 12:
-            twelve(a, a_stride, b0, b1, b_stride, steps, c, c_stride)
-            a, c, rows = a + 12 * a_stride, c + 12 * c_stride, rows - 12
-        if rows >= 8:
-            eight(a, a_stride, b0, b1, b_stride, steps, c, c_stride)
-            a, c, rows = a + 8 * a_stride, c + 8 * c_stride, rows - 8
-        if rows >= 6:
-            six(a, a_stride, b0, b1, b_stride, steps, c, c_stride)
-            a, c, rows = a + 6 * a_stride, c + 6 * c_stride, rows - 6
-        if rows >= 4:
-            four(a, a_stride, b0, b1, b_stride, steps, c, c_stride)
-            a, c, rows = a + 4 * a_stride, c + 4 * c_stride, rows - 4
-        if rows == 3:
-            three(a, a_stride, b0, b1, b_stride, steps, c, c_stride)
-        elif rows == 2:
-            two(a, a_stride, b0, b1, b_stride, steps, c, c_stride)
-        elif rows == 1:
-            one(a, a_stride, b0, b1, b_stride, steps, c, c_stride)
-
-    return multiply
+PREFIX = "tollgate_product_"
 
 
-_words, _streamed_words = _in_tiles(tiles.WORDS), _in_tiles(tiles.STREAMED_WORDS)
-_pairs, _streamed_pairs = _in_tiles(tiles.PAIRS), _in_tiles(tiles.STREAMED_PAIRS)
+def _declared(name: str) -> Any:
+    # Functions on the way to a kernel are linked, too, though nobody runs them by themselves.
+    llvmlite.binding.add_symbol(PREFIX + name, 1)
+
+    @intrinsic
+    def call(
+        context: Any,
+        rows: Any,
+        a: Any,
+        a_stride: Any,
+        b0: Any,
+        b1: Any,
+        b_stride: Any,
+        steps: Any,
+        c: Any,
+        c_stride: Any,
+    ) -> Any:
+        def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
+            e.call(builder, PREFIX + name, ir.VoidType(), *args)
+
+        return types.void(*[types.int64] * tiles.NUM_ARGUMENTS), generate
+
+    return call
+
+
+def _definition(names: Sequence[str], streamed: bool) -> Any:
+    """names: of the product on float32 and of that on bfloat16."""
+
+    @intrinsic
+    def hold(context: Any) -> Any:
+        def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
+            for name, step_product in zip(names, (tiles.words, tiles.pairs), strict=True):
+                tiles.emit_product(builder.module, PREFIX + name, step_product, streamed)
+
+        return types.void(), generate
+
+    return hold
+
+
+PLAIN, STREAMED = ("words", "pairs"), ("streamed_words", "streamed_pairs")
+_words, _pairs = map(_declared, PLAIN)
+_streamed_words, _streamed_pairs = map(_declared, STREAMED)
+hold_multiply, hold_stream = _definition(PLAIN, False), _definition(STREAMED, True)
+"""The definitions of what `multiply` and `stream` call: one of them in each kernel that does."""
 
 
 @njit(error_model="numpy")

@@ -22,6 +22,9 @@ from engine.kernels.cpu.emit import LANES
 MAX_ROWS = 12
 """Rows of a tile: 24 accumulators of the 32 registers of AVX-512."""
 COLUMNS = 2 * LANES
+ROWS = (12, 8, 6, 4, 3, 2, 1)
+"""Rows of tiles that there is code for."""
+NUM_ARGUMENTS = 9
 AHEAD = 8192
 """Bytes of B asked for before they are needed: what the processor fetches by itself comes too late.
 Measured on one core with B in memory, of 8 to 32 rows of A: 1.3-1.5 times as fast."""
@@ -50,12 +53,12 @@ def _whole(builder: ir.IRBuilder, word: ir.Value) -> list[ir.Value]:
     return [builder.bitcast(word, e.F32)]
 
 
-def _words(builder: ir.IRBuilder, acc: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+def words(builder: ir.IRBuilder, acc: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
     """float32 words"""
     return e.fused(builder, builder.bitcast(a, e.F32), builder.bitcast(b, e.F32), acc)
 
 
-def _pairs(builder: ir.IRBuilder, acc: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+def pairs(builder: ir.IRBuilder, acc: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
     """Two bfloat16 a word"""
     if e.has_pair_product():
         name = "llvm.x86.avx512bf16.dpbf16ps.512"
@@ -67,34 +70,52 @@ def _pairs(builder: ir.IRBuilder, acc: ir.Value, a: ir.Value, b: ir.Value) -> ir
     return acc
 
 
-def _tile(rows: int, step_product: Any, streamed: bool) -> Any:
-    """A row of B has two halves, at b0 and b1, b_stride apart from those of the next row. streamed:
-    it lies in one stretch of memory from b0 on, and what is read next begins at b1."""
+def emit_product(module: ir.Module, name: str, step_product: Any, streamed: bool) -> None:
+    """Define a function of C += A B for any number of rows, as many at once as there is code for.
+    Arguments are int64: rows, a, its stride, b0, b1, b_stride, steps, c, its stride. A row of B has
+    two halves, at b0 and b1, b_stride apart from those of the next row. streamed: it lies in one
+    stretch of memory from b0 on, and what is read next begins at b1."""
+    kind = ir.FunctionType(ir.VoidType(), [e.LONG] * NUM_ARGUMENTS)
+    function = cgutils.get_or_insert_function(module, kind, name)
+    function.linkage = "weak_odr"  # kept though nothing beside it calls it
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    rows, a, stride, b0, b1, b_stride, steps, c, c_stride = function.args
+    places = (b0, b1, b_stride, None)
+    if streamed:
+        places = (b0, builder.add(b0, e.LONG(64)), e.LONG(4 * COLUMNS), b1)
 
-    @intrinsic
-    def tile(
-        context: Any,
-        a: Any,
-        stride: Any,
-        b0: Any,
-        b1: Any,
-        b_stride: Any,
-        steps: Any,
-        c: Any,
-        c_stride: Any,
-    ) -> Any:
-        def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
-            a, stride, b0, b1, b_stride, steps, c, c_stride = args
-            places = (b0, b1, b_stride, None)
-            if streamed:
-                places = (b0, builder.add(b0, e.LONG(64)), e.LONG(4 * COLUMNS), b1)
-            return _tile_loop(
-                builder, rows, step_product, (a, stride), places, steps, (c, c_stride)
-            )
+    def tile(count: int, a: ir.Value, c: ir.Value) -> None:
+        _tile_loop(builder, count, step_product, (a, stride), places, steps, (c, c_stride))
 
-        return types.void(*[types.int64] * 8), generate
+    _in_tiles(builder, rows, (a, stride), (c, c_stride), tile)
+    builder.ret_void()
 
-    return tile
+
+def _in_tiles(
+    builder: ir.IRBuilder,
+    rows: ir.Value,
+    a: tuple[ir.Value, ir.Value],
+    c: tuple[ir.Value, ir.Value],
+    tile: Callable[[int, ir.Value, ir.Value], None],
+) -> None:
+    """Compute `rows` rows by `tile(count, a, c)` of the counts in ROWS, the largest first."""
+    left, at_a, at_c = (cgutils.alloca_once_value(builder, x) for x in (rows, a[0], c[0]))
+    for count in ROWS:
+        wanted, body, done = (
+            builder.append_basic_block(f"{name}_{count}") for name in ("wanted", "body", "done")
+        )
+        builder.branch(wanted)
+        builder.position_at_end(wanted)
+        enough = builder.icmp_signed(">=", builder.load(left), e.LONG(count))
+        builder.cbranch(enough, body, done)
+        builder.position_at_end(body)
+        tile(count, builder.load(at_a), builder.load(at_c))
+        builder.store(builder.sub(builder.load(left), e.LONG(count)), left)
+        for at, (_, stride) in ((at_a, a), (at_c, c)):
+            further = builder.mul(stride, e.LONG(count))
+            builder.store(builder.add(builder.load(at), further), at)
+        builder.branch(wanted)
+        builder.position_at_end(done)
 
 
 def _ask_ahead(
@@ -192,16 +213,6 @@ def _tile_loop(
 
     for at, value in zip(places, _loop(builder, steps, started, body), strict=True):
         builder.store(value, e.pointer(builder, at), align=4)
-
-
-ROWS = (12, 8, 6, 4, 3, 2, 1)
-WORDS, STREAMED_WORDS = (
-    tuple(_tile(n, _words, streamed) for n in ROWS) for streamed in (False, True)
-)
-PAIRS, STREAMED_PAIRS = (
-    tuple(_tile(n, _pairs, streamed) for n in ROWS) for streamed in (False, True)
-)
-"""One for each number of rows."""
 
 
 def _bytes_tile(rows: int, numbers_of: Any, each: int) -> Any:
