@@ -630,6 +630,7 @@ async def open_limiter(settings: Settings, resources: Resources) -> Limiter:
         on_use=ceilings.note,
         on_refusal=refused_caps.note,
         on_refused=resources.telemetry.limit_refused,
+        on_slices=resources.telemetry.slices_asked,
     )
     await limiter.start()
     stack.push_async_callback(limiter.close)

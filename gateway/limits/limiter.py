@@ -56,7 +56,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from redis.asyncio import Redis
@@ -103,7 +103,7 @@ from gateway.limits.redis.outage_spending import OutageSpending
 from gateway.limits.redis.pipeline import Pipeline, QueueFull
 from gateway.limits.redis.scope_limits import ScopeLimits
 from gateway.limits.redis.scripts import LimiterUnavailable, ScriptFailed, Scripts
-from gateway.limits.slices.ledger import TTL_S
+from gateway.limits.slices.ledger import TTL_S, SliceMiss
 from gateway.limits.slices.slices import Slices
 from gateway.limits.spending import Cap, counter_keys, spending_of
 from gateway.principal import Principal
@@ -112,6 +112,8 @@ log = logging.getLogger(__name__)
 
 OnUse = Callable[[str, Sequence[ScopeLimits], Units, Units], None]
 """A callback that gets an org, its scopes, what was taken from them, and what was given back."""
+OnSlices = Callable[[Literal["admitted", "away", "money"] | SliceMiss], None]
+"""A callback that gets whether slices admitted a request, or why not."""
 OnRefusal = Callable[[str, Sequence[Cap]], None]
 """A callback that gets an org and the caps that refused."""
 
@@ -147,7 +149,8 @@ class Limiter:
     `num_gateways`: at least so many share the limits. `books`: what was spent. `lender`: of what
     was paid in advance. `with_slices`: False asks Redis for each request. `clock`: Unix seconds.
     `monotonic` and `sleep`: of slices. `on_use` hears of what is taken and given back, `on_refusal`
-    of caps that refuse, `on_refused` of each refusal; all wait for nothing."""
+    of caps that refuse, `on_refused` of each refusal, `on_slices` of each request that has limits;
+    all wait for nothing."""
 
     def __init__(
         self,
@@ -165,7 +168,9 @@ class Limiter:
         on_use: OnUse = lambda org_id, scopes, taken, given_back: None,
         on_refusal: OnRefusal = lambda org_id, caps: None,
         on_refused: Callable[[Refusal], None] = lambda refusal: None,
+        on_slices: OnSlices = lambda outcome: None,
     ) -> None:
+        self._on_slices = on_slices
         self._on_use = on_use
         self._on_refusal, self._on_refused = on_refusal, on_refused
         self._ever_used, self._has_admitted = ever_used, False
@@ -296,8 +301,11 @@ class Limiter:
         )
         if not wanted.has_lease:
             return wanted
-        if (admission := self._admit_from_slices(wanted)) is not None:
+        admission = self._admit_from_slices(wanted)
+        if isinstance(admission, Admission):
+            self._on_slices("admitted")
             return admission
+        self._on_slices(admission)
         try:
             verdict = await self._admit(wanted)
         except ScriptFailed:
@@ -346,17 +354,23 @@ class Limiter:
             reply = await self._scripts.call("admit", keys, asked)
         return reply
 
-    def _admit_from_slices(self, wanted: Admission) -> Admission | None:
+    def _admit_from_slices(
+        self, wanted: Admission
+    ) -> Admission | SliceMiss | Literal["away", "money"]:
         """Admit what the slices of its scopes have room for; all else is for Redis to decide."""
         lease_id, org_id = wanted.lease_id, wanted.org_id
-        if wanted.spending is not None or not self._slices.are_held(org_id):
-            return None
-        if lease_id in self._open and not self._slices.is_young(org_id, lease_id):
-            return None
+        if self._scripts.is_away:
+            return "away"
+        if wanted.spending is not None:
+            return "money"
+        if not self._slices.are_held(org_id) or (
+            lease_id in self._open and not self._slices.is_young(org_id, lease_id)
+        ):
+            return "quiet"
         keys, units = scope_keys(org_id, wanted.scopes), wanted.reserved.by_letter(requests=1)
         found = self._slices.admit(org_id, lease_id, keys, wanted.scopes, units)
-        if found is None:
-            return None
+        if isinstance(found, str):
+            return found
         state = rate_state(wanted.scopes, *found)
         admission = msgspec.structs.replace(wanted, state=state, is_of_slices=True)
         self._begin(admission)
@@ -528,8 +542,10 @@ class Limiter:
             admission.org_id, admission.lease_id, units, to_call
         ):
             return Settlement.SETTLED
-        units = self._slices.settle_covered(admission.lease_id, units)
-        return await self._settle(admission.lease_id, to_call(units))
+        call, paid = to_call(units), self._slices.take_covered(admission.lease_id)
+        if paid:
+            call = ScriptCall(call.keys, (*call.asked, paid))
+        return await self._settle(admission.lease_id, call)
 
     async def _settle(self, lease_id: str, call: ScriptCall) -> Settlement:
         try:
@@ -567,8 +583,10 @@ class Limiter:
         self._local.num_gateways = counted
 
     async def renew(self) -> int:
-        """Put off the expiry of this process' open leases, or open them again; returns how many
-        were still open. Raises: LimiterUnavailable."""
+        """Put off the expiry of this process' open leases, or open them again; then what ran on
+        slices that were dropped has leases, too. Returns how many were still open. Raises:
+        LimiterUnavailable."""
+        dropped = self._slices.dropped()
         by_org: dict[str, list[Any]] = {}
         for lease_id, (admission, used) in self._open.items():
             if self._slices.is_young(admission.org_id, lease_id):
@@ -587,6 +605,7 @@ class Limiter:
                     renewed += await self._scripts.call("renew", org_keys(org_id), asked)
                     for lease_id, *_ in batch:
                         self._slices.renewed(lease_id)
+        await self._slices.release(dropped)
         return renewed
 
 

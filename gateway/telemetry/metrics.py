@@ -190,14 +190,7 @@ class Telemetry:
             buckets=TTFT_BUCKETS_S,
             do="Add a replica, raise `max_concurrency`, or move work to the batch lane.",
         )
-        self.limit_refusals = group.counter(
-            "limit_refusals",
-            "Requests and tool calls that a limit refused, by whose it was (key, key_model, model, "
-            "client, project, org) and what it counts.",
-            *("scope", "kind"),
-            do="By design, unless it is many customers at once: see "
-            "`tollgate plans list`. `money`: a spending cap or a credit is used up.",
-        )
+        self._make_limit_metrics(group)
         self.open_calls = group.gauge(
             "open_calls",
             "Requests for a model under way.",
@@ -210,6 +203,26 @@ class Telemetry:
         self.itl_of = lru_cache(MAX_CHILDREN)(self.itl.labels)
         self.tpot_of = lru_cache(MAX_CHILDREN)(self.tpot.labels)
         self.queue_time_of = lru_cache(MAX_CHILDREN)(self.queue_time.labels)
+
+    def _make_limit_metrics(self, group: MetricGroup) -> None:
+        self.limit_refusals = group.counter(
+            "limit_refusals",
+            "Requests and tool calls that a limit refused, by whose it was (key, key_model, model, "
+            "client, project, org) and what it counts.",
+            *("scope", "kind"),
+            do="By design, unless it is many customers at once: see "
+            "`tollgate plans list`. `money`: a spending cap or a credit is used up.",
+        )
+        self.limit_slices = group.counter(
+            "limit_slices",
+            "Requests that have limits: admitted from slices that the worker holds, or why Redis "
+            "was asked (few come: quiet; no slice yet, of a limit that changed, expired; little "
+            "left: low; too little in the slice: short; money), or could not be: away.",
+            "reason",
+            do="Under load most are `admitted`. low: limits are nearly used up. expired: workers "
+            "or Redis are slow.",
+        )
+        self.slices_of = lru_cache(MAX_CHILDREN)(self.limit_slices.labels)
 
     def _make_slo_metrics(self) -> None:
         group = MetricGroup("Service level objectives", self.made)
@@ -542,6 +555,9 @@ class Telemetry:
 
     def limit_refused(self, refusal: RefusedByLimit) -> None:
         self.limit_refusals.labels(refusal.scope, refusal.kind).inc()
+
+    def slices_asked(self, reason: str) -> None:
+        self.slices_of(reason).inc()
 
     def mcp_called(self, server: str, outcome: str, took_s: float | None) -> None:
         """Count a tool call that went out. `took_s`: None, where its begin is unknown."""

@@ -119,7 +119,7 @@ end
 local function call_slices_back()
   local are_any = false
   for i, scope in ipairs(scopes) do
-    if scope.h and next(scope.h) then
+    if has_live_slices(scope) then
       are_any = true
       scope.z = now + SCARCE
       save_scope(KEYS[i + 3], scope)

@@ -22,7 +22,8 @@ local scopes = {}
 for i, each in ipairs(asked) do
   local scope = load_scope(KEYS[i + 3])
   scopes[i] = scope
-  if each[3] == 1 and not (scope.h and scope.h[worker]) then
+  local held = scope.h and scope.h[worker]
+  if each[3] == 1 and not (held and held.x > now) then
     save_deferred()
     return {2, now, {}}
   end
@@ -190,7 +191,7 @@ for i, scope in ipairs(scopes) do
   scope.h = scope.h or {}
   scope.h[worker] = nil
   local is_scarce = (scope.z or 0) > now
-  local slice, holds, is_low = {x = now + slice_ttl, y = young, s = 0, u = {}}, young > 0, is_scarce
+  local slice, holds, is_low = {x = now + slice_ttl, l = now + lease_ttl, y = young, s = 0, u = {}}, young > 0, is_scarce
   local slots, answer = 0, {0, 0}
   if streams >= 0 then
     local found, low = granted_slots(scope, streams, kept.s or 0, is_scarce and 0 or wanted.s or 0)

@@ -16,9 +16,9 @@
 -- SCOPE {s, n, b, h, z}: open leases, events so far, buckets by kind: the letter of the limit
 -- (`gateway.principal.PlanLimit`). One key per scope. A bucket that is full and unmarked is left out. h: by worker its
 -- SLICE, where there is any; z: until when the scope is scarce, so that nobody gets one.
--- SLICE {x, y, s, u}: what a worker may use without asking (`limits/slices/README.md`): until x, where it counts as used;
--- y: requests that run on it and have no lease; s: the slots it holds, theirs included; u: by kind what it holds. It is not
--- in a bucket's deficit until it is used, and not there for anybody else.
+-- SLICE {x, l, y, s, u}: what a worker may use without asking (`limits/slices/README.md`): until x, where it counts as used;
+-- y: requests that run on it and have no lease; s: the slots it holds until l, theirs included; u: by kind what it holds. It is
+-- not in a bucket's deficit until it is used, and not there for anybody else.
 -- COUNTER, a hash {n, w, b}: n nano-USD that are spent or held; w its watermark: what stood in the books of Postgres before
 -- that moment of theirs is in it from the beginning; b when it was built, by Redis' clock. Of an org that has spent nothing
 -- there is one all the same: where there is none, nobody knows.
@@ -96,18 +96,37 @@ end
 
 local loaded, key_of = {}, {} -- scopes by key, and the other way round
 
--- A slice that its worker has neither renewed nor given back has been used, as far as anybody knows.
+local function expire_slice(scope, worker, at)
+  local slice = scope.h[worker]
+  for kind, amount in pairs(slice.u) do
+    local bucket = scope.b[kind] or {f = 0, m = {}}
+    scope.b[kind] = bucket
+    bucket.f = math.min(math.max(bucket.f, at) + amount, now + MAX_DEBT)
+  end
+  slice.u = {}
+end
+
+-- A slice that its worker has neither renewed nor given back has been used, as far as anybody knows. Its streams may run on, so
+-- they have their slots for as long as a lease of theirs would.
 local function expire_slices(scope)
   for worker, slice in pairs(scope.h or {}) do
     if slice.x <= now then
-      for kind, amount in pairs(slice.u) do
-        local bucket = scope.b[kind] or {f = 0, m = {}}
-        scope.b[kind] = bucket
-        bucket.f = math.min(math.max(bucket.f, slice.x) + amount, now + MAX_DEBT)
+      expire_slice(scope, worker, slice.x)
+      if slice.s == 0 or (slice.l or 0) <= now then
+        scope.h[worker] = nil
       end
-      scope.h[worker] = nil
     end
   end
+end
+
+-- Whether a worker may give something back of it.
+local function has_live_slices(scope)
+  for _, slice in pairs(scope.h or {}) do
+    if slice.x > now then
+      return true
+    end
+  end
+  return false
 end
 
 local function load_scope(key)
@@ -190,7 +209,7 @@ local function save_scope(key, scope)
     end
   end
   for _, slice in pairs(scope.h or {}) do
-    longest = longest + slice.x - now
+    longest = longest + math.max(slice.x, slice.s > 0 and slice.l or 0) - now
     for _, amount in pairs(slice.u) do
       longest = longest + amount
     end

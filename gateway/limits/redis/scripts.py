@@ -24,7 +24,10 @@ from gateway.principal import PLAN_LIMITS
 
 log = logging.getLogger(__name__)
 
-NAMES = ("admit", "book", "build", "debit", "exchange", "extend", "fund", "look", "renew", "settle")
+NAMES = (
+    *("admit", "book", "build", "debit", "exchange", "extend", "fund", "look"),
+    *("release", "renew", "settle"),
+)
 
 SERVES_NOBODY = frozenset(
     "BUSY CLUSTERDOWN LOADING MASTERDOWN MISCONF NOAUTH NOPERM NOREPLICAS OOM READONLY".split()

@@ -3,12 +3,12 @@
 -- KEYS  the org's open leases, prefix of lease keys, its epoch, then the scopes and the counters to debit if the lease has left no
 --       record
 -- ARGV  msgpack of {lease id, units used by kind (of requests 0 for one that never ran), the scopes' lists of {kind,
---       limit, burst, window}}
+--       limit, burst, window}, and, where a slice had paid for it, which counts as used, units by kind}
 -- Returns 0 settled before, nothing was done; 1 settled; 2 it had expired, or was forgotten, and was debited; 3 nothing
 --       is known of it
 
 local leases_key, prefix = KEYS[1], KEYS[2]
-local lease_id, used, scopes = unpack(cmsgpack.unpack(ARGV[1]))
+local lease_id, used, scopes, paid = unpack(cmsgpack.unpack(ARGV[1]))
 assume_epoch(KEYS[3])
 heal(leases_key, prefix)
 
@@ -34,7 +34,7 @@ elseif not lease or lease.q then
   if booked then
     lease.m, lease.g = booked.m, booked.g
   end
-  debit(lease, used, {})
+  debit(lease, used, paid or {})
   outcome = #KEYS > 3 and 2 or 3
 elseif lease.x then
   outcome = 2

@@ -7,7 +7,8 @@ its clock's seconds. README.md has the invariants.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -18,6 +19,11 @@ Clock = Callable[[], float]
 """Monotonic seconds."""
 UnitsByKind = dict[str, int]
 """By the letter of the limit; slots are units of SLOTS."""
+
+SliceMiss = Literal["quiet", "none", "changed", "expired", "low", "short"]
+"""Why slices do not admit a request: few requests of its organization come; there is no slice of a
+scope yet; it is of another limit; it was not exchanged in time; little is left of the scope; the
+request wants more than the slice has."""
 
 SLOTS = "s"
 TTL_S = 2.0
@@ -81,12 +87,17 @@ class Slice:
             return True
         return mine.max_streams == scope.max_streams and mine.buckets == scope.buckets
 
-    def has_room(self, units: UnitsByKind, now: float) -> bool:
-        if now >= self.valid_until or now < self.rests_until:
-            return False
+    def miss(self, units: UnitsByKind, now: float) -> SliceMiss | None:
+        """Return why a request does not fit in it. None: it fits."""
+        if now < self.rests_until:
+            return "low"
+        if now >= self.valid_until:
+            return "expired" if self.is_in_redis else "none"
         if len(self.held) < len(self.limits):
-            return False  # a limit of nothing
-        return all(units.get(kind, 1) <= held.left for kind, held in self.held.items())
+            return "low"  # a limit of nothing
+        if all(units.get(kind, 1) <= held.left for kind, held in self.held.items()):
+            return None
+        return "short"
 
     def note(self, units: UnitsByKind) -> None:
         """Note what passes, or asks to."""
@@ -183,8 +194,8 @@ class OrgLedger:
         keys: Sequence[str],
         scopes: Sequence[ScopeLimits],
         units: UnitsByKind,
-    ) -> tuple[Slice, ...] | None:
-        """Reserve in all scopes, or in none. None: that is not for this ledger to decide."""
+    ) -> tuple[Slice, ...] | SliceMiss:
+        """Reserve in all scopes, or in none and say why that is not for this ledger to decide."""
         known = self.young.get(lease_id)
         if known is not None:
             return known.slices
@@ -192,8 +203,12 @@ class OrgLedger:
         found = []
         for key, scope in zip(keys, scopes, strict=True):
             part = self.slices.get(key)
-            if part is None or not part.is_of(scope) or not part.has_room(units, now):
-                return None
+            if part is None:
+                return "none"
+            if not part.is_of(scope):
+                return "changed"
+            if (miss := part.miss(units, now)) is not None:
+                return miss
             found.append(part)
         for part in found:
             part.num_young += 1
@@ -393,8 +408,3 @@ class OrgLedger:
                 cost_us = -(-mine * limit.window_us // limit.limit)
                 found.append(max(now_us, held.others_full_us) + cost_us)
         return found, now_us
-
-
-def exceeding(used: Mapping[str, int], reserved: Mapping[str, int]) -> UnitsByKind:
-    """Return what was used beyond what is paid for already."""
-    return {kind: max(0, amount - reserved.get(kind, 0)) for kind, amount in used.items()}

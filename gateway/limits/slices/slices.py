@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -26,9 +27,9 @@ from gateway.limits.slices.ledger import (
     Exchange,
     OrgLedger,
     SliceGrant,
+    SliceMiss,
     ToCall,
     UnitsByKind,
-    exceeding,
 )
 from gateway.lru import Lru
 
@@ -43,6 +44,9 @@ STEADY = 0.7
 """The worth of the rate so far beside that of the last tick."""
 MAX_ORGS = 16_384
 MAX_REPEATS = 3
+MAX_DROPPED = 4096
+"""Organizations whose slices were dropped and not released; of more, the oldest are left to their
+expiry."""
 CLOSE_TIMEOUT_S = 1.0
 DONE = 1
 
@@ -80,6 +84,15 @@ class _Org:
         self.is_leaving = self.rate < MIN_RATE or now - self.last_at > IDLE_S
 
 
+class DroppedSlices(msgspec.Struct, frozen=True):
+    """Slices that are used no more. Redis keeps the slots of the requests that run on them, until
+    those have leases."""
+
+    org_id: str
+    worker: str
+    keys: list[str]
+
+
 class Slices:
     """The slices of all organizations that one process holds. `defer`: settles when Redis is back;
     `on_lost` is told that Redis has lost some. Idle until `start`."""
@@ -103,6 +116,7 @@ class Slices:
         self._covered: dict[str, UnitsByKind] = {}
         """By lease id, what requests have reserved of slices that were dropped: Redis takes it for
         used."""
+        self._dropped: deque[DroppedSlices] = deque(maxlen=MAX_DROPPED)
         self._ticking: asyncio.Task[None] | None = None
         self._tasks = TaskSet()
 
@@ -132,15 +146,15 @@ class Slices:
         keys: Sequence[str],
         scopes: Sequence[ScopeLimits],
         units: UnitsByKind,
-    ) -> tuple[list[int], int] | None:
+    ) -> tuple[list[int], int] | SliceMiss:
         """Reserve in all scopes and return their buckets' full moments, and Redis' time; or return
-        None: Redis is to be asked."""
+        why Redis is to be asked."""
         org = self._orgs.get(org_id)
         if org is None or org.is_leaving:
-            return None
+            return "quiet"
         slices = org.ledger.admit(lease_id, keys, scopes, units)
-        if slices is None:
-            return None
+        if isinstance(slices, str):
+            return slices
         org.count(self._clock())
         return org.ledger.full_moments(scopes, slices)
 
@@ -216,10 +230,9 @@ class Slices:
         org = self._orgs.get(org_id)
         return org is not None and lease_id in org.ledger.closing
 
-    def settle_covered(self, lease_id: str, used: UnitsByKind) -> UnitsByKind:
-        """Return what Redis is to be told that the request has used."""
-        taken = self._covered.pop(lease_id, None)
-        return used if taken is None else exceeding(used, taken)
+    def take_covered(self, lease_id: str) -> UnitsByKind:
+        """Return what is paid for of a request whose slice was dropped, and which ends now."""
+        return self._covered.pop(lease_id, {})
 
     async def exchange(self, org_id: str) -> None:
         """Exchange the organization's slices now: of a scope that is scarce all is given back."""
@@ -296,6 +309,20 @@ class Slices:
 
     # ---- what is lost
 
+    def dropped(self) -> list[DroppedSlices]:
+        """Return the slices that were dropped. Once all requests that ran on them have leases, they
+        are to be released."""
+        return list(self._dropped)
+
+    async def release(self, dropped: Sequence[DroppedSlices]) -> None:
+        """Raises: LimiterUnavailable."""
+        for each in dropped:
+            with suppress(ScriptFailed):  # it was logged; they are left to their expiry
+                keys = [*org_keys(each.org_id), *each.keys]
+                await self._scripts.call("release", keys, (each.worker,))
+            with suppress(ValueError):  # there were too many
+                self._dropped.remove(each)
+
     def drop_all(self) -> None:
         """Let go of all slices: Redis is away."""
         for org in list(self._orgs.values()):
@@ -318,6 +345,8 @@ class Slices:
 
     def _give_up(self, org: _Org, failed: Exchange | None) -> None:
         """Settle one by one what an exchange would have settled, and what `failed` may have."""
+        if org.ledger.slices:
+            self._dropped.append(DroppedSlices(org.org_id, org.worker, [*org.ledger.slices]))
         closing, exceeded = list(org.ledger.closing.values()), org.ledger.exceeded
         org.ledger.closing, org.ledger.exceeded = {}, []
         if failed is not None:
@@ -339,8 +368,7 @@ class Slices:
     def _settle_alone(self, ended: EndedRequest) -> None:
         call = ended.call
         if ended.lease_id in self._covered:
-            lease_id, used, buckets = call.asked
-            call = ScriptCall(call.keys, (lease_id, self.settle_covered(lease_id, used), buckets))
+            call = ScriptCall(call.keys, (*call.asked, self.take_covered(ended.lease_id)))
         self._tasks.spawn(self._settle(ended.lease_id, call), name="settle a lease")
 
     async def _settle(self, lease_id: str, call: ScriptCall) -> None:

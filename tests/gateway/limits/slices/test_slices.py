@@ -12,7 +12,7 @@ import redis.asyncio
 
 from gateway.limits.limiter import STEP_TOKENS
 from gateway.limits.outcomes import Admission, Refusal, Settlement, Units, burst, scopes_of
-from gateway.limits.slices.ledger import IDLE_S, YOUNG_S
+from gateway.limits.slices.ledger import IDLE_S, TTL_S, YOUNG_S
 from gateway.limits.spending import counter_of
 from gateway.principal import UNLIMITED, Plan, Principal, SpendCap
 from tests.gateway.limits.limiter_oracle import move_clock
@@ -210,6 +210,61 @@ async def test_dropped_slices_are_paid_and_their_requests_are_not_charged_again(
     assert not worker.slices._covered
     taken = await deficit(world)
     assert taken <= burst(TPM) / 4, "what the slice was, and nothing beside it"
+
+
+async def test_a_request_that_became_a_lease_unheard_is_charged_what_it_used(world: World) -> None:
+    """The exchange that opened its lease was run, and its answer lost: what it reserved is in the
+    lease, and not in the slice that counts as used."""
+    worker = world.workers[0]
+    await until_it_has_slices(world, worker)
+    held = await admitted(world, worker, 200)
+    worker.slices._orgs[ORG].ledger.register([held.lease_id])
+    worker.mute = True
+    await world.live(0.15)
+    assert await world.store.zcard(LEASES) == 1
+    assert await worker.limiter.settle(held, Units(input_tokens=200)) is Settlement.DEFERRED
+    before = await deficit(world)
+    await worker.join_again()
+    assert await deficit(world) >= before + 200 - 1
+    assert await world.store.zcard(LEASES) == 0
+
+
+async def test_streams_of_a_worker_that_is_cut_off_keep_their_slots(world: World) -> None:
+    """As they do when each has a lease; when it is back, each has one slot again."""
+    one, other = world.workers
+    asks = who(Plan(name="p", tokens_per_minute=TPM, max_concurrent_streams=40))
+    await until_it_has_slices(world, one, asks)
+    running = [await admitted(world, one, 1, asks) for _ in range(2)]
+    assert all(each.is_of_slices for each in running)
+    one.cut = True
+    await world.live(TTL_S + 1.5)
+
+    async def free_slots() -> int:
+        found = []
+        while isinstance(verdict := await world.ask(other, asks, 0), Admission):
+            found.append(verdict)
+        for each in found:
+            await other.limiter.void(each)
+        await world.live(0.2)
+        return len(found)
+
+    assert await free_slots() <= 38
+    await one.join_again()
+    assert await free_slots() == 38
+    for each in running:
+        await one.limiter.settle(each, Units())
+    await world.live(0.2)
+    assert await free_slots() == 40
+
+
+async def test_it_says_why_slices_do_not_admit(world: World) -> None:
+    worker, said = world.workers[0], list[str]()
+    worker.limiter._on_slices = said.append
+    await until_it_has_slices(world, worker)
+    await admitted(world, worker, burst(TPM) // 2)
+    smaller = who(Plan(name="q", tokens_per_minute=TPM // 2, requests_per_minute=TPM))
+    await admitted(world, worker, asks=smaller)
+    assert said[0] == "quiet" and said[-3:] == ["admitted", "short", "changed"]
 
 
 async def test_headers_count_what_is_held_here_as_there(world: World) -> None:

@@ -14,6 +14,7 @@ from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from gateway.limits.limiter import LEASE_TTL_S
 from gateway.limits.outcomes import Admission, Refusal, burst, scopes_of
 from gateway.limits.redis.keys import scope_keys
 from gateway.limits.slices import slices
@@ -59,6 +60,8 @@ class SlicesMachine(RuleBasedStateMachine):
         self.run(self.world.begin())
         self.troubled_us = 0
         self.slots_may_differ = False
+        self.cut_us: dict[int, int] = {}
+        """By worker, since when it is cut off."""
 
     def run(self, work: Awaitable[T]) -> T:
         async def main() -> T:
@@ -198,7 +201,6 @@ class SlicesMachine(RuleBasedStateMachine):
         worker.stalled = True
         self.run(self.world.live(seconds))
         worker.stalled, worker.is_trusted = False, False
-        self.slots_may_differ = True
         self.trouble()
 
     @rule(number=st.integers(0, NUM_WORKERS - 1), is_heard=st.booleans())
@@ -206,7 +208,7 @@ class SlicesMachine(RuleBasedStateMachine):
         worker = self.worker(number)
         worker.cut, worker.mute = not is_heard, is_heard
         worker.is_trusted = False
-        self.slots_may_differ = True
+        self.cut_us.setdefault(worker.number, self.world.now_us)
         self.trouble()
 
     @rule()
@@ -215,6 +217,15 @@ class SlicesMachine(RuleBasedStateMachine):
             if worker.cut or worker.mute:
                 self.run(worker.join_again())
                 self.trouble()
+                if self.is_forgotten(worker):
+                    self.slots_may_differ = True
+                self.cut_us.pop(worker.number)
+
+    def is_forgotten(self, worker: Worker) -> bool:
+        """Tell whether a worker is cut off for so long that leases of it expire, and with them
+        their slots."""
+        since_us = self.cut_us.get(worker.number, self.world.now_us)
+        return self.world.now_us - since_us > LEASE_TTL_S * 1_000_000 - RENEW_US
 
     @rule(number=st.integers(0, NUM_WORKERS - 1))
     def a_worker_is_killed(self, number: int) -> None:
@@ -242,6 +253,8 @@ class SlicesMachine(RuleBasedStateMachine):
     @invariant()
     def no_more_streams_than_allowed(self) -> None:
         if not hasattr(self, "callers") or self.slots_may_differ:
+            return
+        if any(map(self.is_forgotten, self.world.workers)):
             return
         for who in self.callers:
             most = who.key_plan.max_concurrent_streams

@@ -80,10 +80,15 @@ class Worker:
         self.slices = self.limiter._slices
         self.slices._tick = lambda: None  # type: ignore[method-assign]
         self.slices.start()
+        self.slices._on_lost = self.lose
         self.limiter._outage.begins = lambda: None  # type: ignore[method-assign]
         self.limiter._admit_locally = self.away  # type: ignore[method-assign,assignment]
         self._probe = self.limiter._scripts.probe
         self.limiter._scripts.probe = self.probe  # type: ignore[method-assign]
+
+    def lose(self) -> None:
+        """Redis has lost its slices: the next tick renews what ran on them."""
+        self.renewed_us = self.world.now_us - RENEW_US
 
     def monotonic(self) -> float:
         return self.base_s + (self.world.now_us - START_US) / 1_000_000 * self.drift
