@@ -51,3 +51,32 @@ class Lru(Generic[K, V]):
 
     def clear(self) -> None:
         self._items.clear()
+
+
+class WeighedLru(Lru[K, V]):
+    """Bounds the sum of what its values weigh: `max_size`, in the unit of `weigh`."""
+
+    def __init__(self, max_size: int, weigh: Callable[[V], int]) -> None:
+        super().__init__(max_size)
+        self._weigh = weigh
+        self.size = 0
+
+    def put(self, key: K, value: V) -> None:
+        self.drop(key)
+        self._items[key] = value
+        self.size += self._weigh(value)
+        while self.size > self.max_size:
+            self.size -= self._weigh(self._items.popitem(last=False)[1])
+
+    def drop(self, key: K) -> None:
+        dropped = self._items.pop(key, None)
+        if dropped is not None:
+            self.size -= self._weigh(dropped)
+
+    def drop_where(self, condition: Callable[[V], bool]) -> None:
+        for key in [key for key, value in self._items.items() if condition(value)]:
+            self.drop(key)
+
+    def clear(self) -> None:
+        super().clear()
+        self.size = 0

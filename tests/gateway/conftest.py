@@ -14,7 +14,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.app import create as product
 from gateway.auth import cors_origins
-from gateway.auth.bearer import access_tokens, api_keys, revocations
+from gateway.auth.bearer import access_tokens, key_reader, revocations
 from gateway.auth.federation import issuer_directory
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -39,7 +39,7 @@ def be_patient(patch: pytest.MonkeyPatch) -> None:
     tests of anything but how long that is."""
     for module in (changes, revocations):
         patch.setattr(module, "MAX_STALENESS_S", PATIENCE_S)
-    for module in (access_tokens, api_keys, cors_origins, issuer_directory, revocations):
+    for module in (access_tokens, key_reader, cors_origins, issuer_directory, revocations):
         patch.setattr(module, "READ_TIMEOUT_S", PATIENCE_S)
     patch.setattr(changes, "SILENCE_S", PATIENCE_S)
     be_patient_with_stores(patch)

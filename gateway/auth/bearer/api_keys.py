@@ -15,29 +15,33 @@ How a revocation reaches this process within a second, whatever is broken:
 
 With Postgres gone and Redis alive, cached keys go on working for MAX_AGE_S after they were read;
 others get AuthUnavailable. With both gone every key gets it.
+
+Keys that are looked up while others are being read share one query (`key_reader`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
-import math
+import sys
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Sequence, Sized
+from functools import lru_cache, partial
 from hashlib import blake2b
+from typing import TypeVar
 
 import msgspec
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from foundation.tasks import SharedTasks
+from gateway.auth.bearer import key_reader
 from gateway.auth.bearer.access_tokens import AccessTokens
+from gateway.auth.bearer.key_reader import Hashes, KeyReader
 from gateway.auth.errors import AuthError, AuthUnavailable, ExpiredKey, InvalidKey, RevokedKey
 from gateway.auth.federation.external_issuers import ExternalIssuers
 from gateway.db import DATABASE_ERRORS
-from gateway.lru import Lru
+from gateway.lru import Lru, WeighedLru
 from gateway.networks import Networks
 from gateway.principal import Principal
 from gateway.tenancy import changes
@@ -49,37 +53,42 @@ from gateway.tenancy.keys.keys import (
     RANDOM_LENGTH,
     hash_key,
 )
-from gateway.tenancy.keys.records import KeyRecord, find_key, read_key
+from gateway.tenancy.keys.records import KeyRecord, read_key
+from gateway.tenancy.keys.restrictions import MAX_IP_RANGES
 
+T = TypeVar("T", bound=Hashable)
 log = logging.getLogger(__name__)
 
 REFRESH_S = 30.0
 """A trusted key is read again in the background after it: limits may change without an
 announcement."""
-REFRESH_RETRY_S = 1.0
+MAX_REFRESHED = 64
+"""The most keys of a round. With more in use than rounds get through in REFRESH_S, each is read
+less often: what a request costs does not depend on how many keys there are."""
+REFRESH_INTERVAL_S = 1.0
+"""Between two rounds, also after one that failed."""
 MAX_AGE_S = 600.0
-MAX_CACHED_KEYS = 16_384
+MAX_CACHED_BYTES = 64 << 20
+"""The keys of a cache, as `size_of` estimates them: about 40,000 without limits by model."""
+KEY_BYTES, ITEM_BYTES = 1_400, 250
+MAX_SHARED = 4_096
+"""Different plans and sets of scopes that keys share."""
 MAX_CACHED_REFUSALS = 4_096
 REFUSAL_TTL_S = 5.0
-MAX_CONCURRENT_READS = 16
-READ_TIMEOUT_S = 5.0
 MAX_READS = 3
 """The maximum per request; a read is repeated only if a change was announced during it, or it was
 slow."""
 MAX_KEY_LENGTH = len(ADMIN_PREFIX) + RANDOM_LENGTH
 
-Hashes = tuple[tuple[str, str], ...]
-"""(pepper id, the key's hash under that pepper), the current pepper first."""
 
-
-class CachedKey(msgspec.Struct, frozen=True):
+class CachedKey(msgspec.Struct, frozen=True, gc=False):
     """A valid key, as read at `as_of` (monotonic seconds)."""
 
     principal: Principal
     as_of: float
 
 
-class CachedRefusal(msgspec.Struct, frozen=True):
+class CachedRefusal(msgspec.Struct, frozen=True, gc=False):
     """A key that was refused."""
 
     error: type[AuthError]
@@ -110,7 +119,6 @@ class Authenticator:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._db = db
         self._pepper = pepper
         self._peppers = ((pepper_id, pepper), *older)
         self._tokens = tokens
@@ -119,13 +127,15 @@ class Authenticator:
         self._clock = clock
         self._wall_clock = wall_clock
         self._listener = ChangeListener(redis, self._changed, clock=clock)
-        self._known: Lru[bytes, CachedKey] = Lru(MAX_CACHED_KEYS)
+        self._known: WeighedLru[bytes, CachedKey] = WeighedLru(MAX_CACHED_BYTES, size_of)
         self._refused: Lru[bytes, CachedRefusal] = Lru(MAX_CACHED_REFUSALS)
         self._changes = 0
         self._failing = False
-        self._refresh_at = -math.inf
+        self._reader = KeyReader(db)
         self._reads: SharedTasks[bytes, None] = SharedTasks("read api key")
-        self._read_slots = asyncio.Semaphore(MAX_CONCURRENT_READS)
+        self._stale: dict[bytes, str] = {}
+        """Keys in use that the next round reads again."""
+        self._refreshing: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Start to listen for changes. Without Redis it starts too, and goes on trying."""
@@ -133,7 +143,10 @@ class Authenticator:
 
     async def close(self) -> None:
         await self._listener.close()
+        if self._refreshing is not None:
+            self._refreshing.cancel()
         await self._reads.close()
+        await self._reader.close()
 
     async def authenticate(self, bearer: str, *, jkt: str | None = None) -> Principal:
         """Return the principal of an API key or access token. `jkt`: the thumbprint of the key that
@@ -156,8 +169,8 @@ class Authenticator:
             if KEY_FORM.fullmatch(bearer) is None:
                 raise InvalidKey("malformed")
             known = await self._lookup(bearer, handle)
-        elif self._clock() > max(known.as_of + REFRESH_S, self._refresh_at):
-            self._reads.start(handle, partial(self._read, bearer, handle))
+        elif self._clock() > known.as_of + self._refresh_s:
+            self._refresh(bearer, handle)
         principal = known.principal
         if principal.expires_at is not None and principal.expires_at <= self._wall_clock():
             raise ExpiredKey(principal.key_id)
@@ -202,18 +215,39 @@ class Authenticator:
         else:
             self._known.drop_where(lambda known: subject in concerned(known.principal))
 
+    @property
+    def _refresh_s(self) -> float:
+        """The age at which a key in use is read again."""
+        return max(REFRESH_S, len(self._known) / MAX_REFRESHED * REFRESH_INTERVAL_S)
+
+    def _refresh(self, key: str, handle: bytes) -> None:
+        """Read a key again soon, with others."""
+        if len(self._stale) < MAX_REFRESHED:
+            self._stale[handle] = key
+        if self._refreshing is None:
+            loop = asyncio.get_running_loop()
+            self._refreshing = loop.call_later(REFRESH_INTERVAL_S, self._read_stale)
+
+    def _read_stale(self) -> None:
+        self._refreshing = None
+        stale, self._stale = self._stale, {}
+        for handle, key in stale.items():
+            self._reads.start(handle, partial(self._read, key, handle))
+
     async def _read(self, key: str, handle: bytes) -> None:
         """Read a key from Postgres, and cache it unless a change was announced meanwhile.
 
         Raises: AuthUnavailable.
         """
+        as_of, changes = self._clock(), self._changes
         try:
-            async with asyncio.timeout(READ_TIMEOUT_S), self._read_slots:
-                as_of, changes = self._clock(), self._changes
-                async with self._db.connect() as conn:
-                    found = await _find(conn, self.hashes(key), as_of)
+            async with asyncio.timeout(key_reader.READ_TIMEOUT_S):
+                record = await self._reader.find(self.hashes(key))
+            if record is None:
+                found: CachedKey | CachedRefusal = CachedRefusal(InvalidKey, "unknown", as_of)
+            else:
+                found = _to_cached(record, as_of)
         except Exception as error:
-            self._refresh_at = self._clock() + REFRESH_RETRY_S
             if not self._failing:
                 # The error's own text may hold the statement's parameters.
                 log.error("API keys cannot be read from Postgres (%s)", type(error).__name__)
@@ -229,16 +263,6 @@ class Authenticator:
             self._refused.put(handle, found)
         else:
             self._known.put(handle, found)
-
-
-async def _find(conn: AsyncConnection, hashes: Hashes, as_of: float) -> CachedKey | CachedRefusal:
-    """Look the key up under each pepper, the current one first."""
-    for pepper_id, key_hash in hashes:
-        record = await find_key(conn, key_hash=key_hash, pepper_id=pepper_id)
-        # The look-up by index is not constant-time; this comparison is.
-        if record is not None and hmac.compare_digest(record.key_hash, key_hash):
-            return _to_cached(record, as_of)
-    return CachedRefusal(InvalidKey, "unknown", as_of)
 
 
 def _to_cached(record: KeyRecord, as_of: float) -> CachedKey | CachedRefusal:
@@ -269,23 +293,42 @@ def concerned(principal: Principal) -> tuple[str | None, ...]:
     return principal.key_id, principal.user_id, principal.service_account_id, principal.project_id
 
 
+@lru_cache(MAX_SHARED)
+def shared(value: T) -> T:
+    """Return one object for all that are equal: thousands of keys have the same few plans."""
+    return value
+
+
+def size_of(known: CachedKey) -> int:
+    """Estimate the bytes that a cached key takes: KEY_BYTES, and ITEM_BYTES for each part of a
+    list."""
+    principal = known.principal
+    lists: tuple[Sized | None, ...] = (
+        *(principal.model_plans, principal.key_model_plans, principal.spend_caps),
+        *(principal.owned_projects, principal.allowed_models, principal.denied_models),
+    )
+    networks = principal.allowed_networks
+    num_items = sum(len(each) for each in lists if each) + (MAX_IP_RANGES if networks else 0)
+    return KEY_BYTES + ITEM_BYTES * num_items
+
+
 def to_principal(record: KeyRecord) -> Principal:
     row, project = record.row, record.project_models
     lists = [] if row.models is None else [frozenset(row.models)]
     if project.allowed is not None:
         lists.append(project.allowed)
     return Principal(
-        org_id=row.org_id,
-        org_name=record.org_name,
-        project_id=row.project_id or "",
-        project_name=record.project_name or "",
+        org_id=sys.intern(row.org_id),
+        org_name=sys.intern(record.org_name),
+        project_id=sys.intern(row.project_id or ""),
+        project_name=sys.intern(record.project_name or ""),
         key_id=row.id,
         key_hint=record.hint,
-        scopes=frozenset(row.scopes),
+        scopes=shared(frozenset(row.scopes)),
         key_lane=row.lane,
-        key_plan=record.key_plan,
-        project_plan=record.project_plan,
-        org_plan=record.org_plan,
+        key_plan=shared(record.key_plan),
+        project_plan=shared(record.project_plan),
+        org_plan=shared(record.org_plan),
         model_plans=record.model_plans,
         spend_caps=record.spend_caps,
         shows_cost=record.shows_cost,

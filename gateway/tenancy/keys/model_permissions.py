@@ -1,6 +1,6 @@
 """Keeps which models a project may use: a list of those allowed, or of those denied, or neither.
 
-The lookup of a key reads the columns too (`key_records.find_key`). A model need not be served (yet,
+The lookup of a key reads the columns too (`records.find_keys`). A model need not be served (yet,
 or any more).
 """
 

@@ -1,15 +1,18 @@
 """A key as authentication needs it: found by its hash, with whose it is and all that limits it.
 
-One query, before the tenant is known.
+One query for all keys that are looked up at once, before the tenant is known.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.invoices.suspension import suspended_by
@@ -21,6 +24,9 @@ from gateway.tenancy.keys.restrictions import ModelPermissions, narrowed, plans_
 from gateway.tenancy.money.plans import plan_columns, plan_of
 from gateway.tenancy.money.spend_caps import hard_caps, to_spend_caps
 from gateway.tenancy.tables import api_keys, orgs, plans, projects
+
+HashedKey = tuple[str, str]
+"""(pepper id, the key's hash under that pepper)."""
 
 
 class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +66,9 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The same."""
 
 
+@lru_cache(1)
 def _records() -> sa.Select[Any]:
-    """Select keys, revoked or not, with their plans."""
+    """Select keys, revoked or not, with their plans. To build it takes longer than to run it."""
     owners = {"key": api_keys, "project": projects, "org": orgs}
     limits = {owner: plans.alias(f"{owner}_plan") for owner in owners}
     joined = api_keys.outerjoin(projects, api_keys.c.project_id == projects.c.id)
@@ -72,7 +79,9 @@ def _records() -> sa.Select[Any]:
     columns = [
         *public_columns(),
         api_keys.c.key_hash,
+        api_keys.c.pepper_id,
         api_keys.c.previous_hash,
+        api_keys.c.previous_pepper_id,
         orgs.c.name.label("org_name"),
         projects.c.name.label("project_name"),
         archived.label("archived"),
@@ -95,29 +104,38 @@ def _records() -> sa.Select[Any]:
     return sa.select(*columns).select_from(joined)
 
 
-async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> KeyRecord | None:
-    """The key with this hash, revoked or not, with its plans, in one query."""
-    known = [
-        sa.and_(of_hash == key_hash, of_pepper == pepper_id)
-        for of_hash, of_pepper in (
-            (api_keys.c.key_hash, api_keys.c.pepper_id),
-            (api_keys.c.previous_hash, api_keys.c.previous_pepper_id),
-        )
-    ]
-    row = (await conn.execute(_records().where(sa.or_(*known)))).one_or_none()
-    return None if row is None else _to_record(row._mapping, key_hash)
+@lru_cache(1)
+def _records_of_hashes() -> sa.Select[Any]:
+    """Select the keys that have one of the `hashes`, now or before they were rotated."""
+    hashes = sa.bindparam("hashes", type_=ARRAY(sa.Text))
+    known = [own == sa.any_(hashes) for own in (api_keys.c.key_hash, api_keys.c.previous_hash)]
+    return _records().where(sa.or_(*known))
+
+
+async def find_keys(
+    conn: AsyncConnection, hashes: Collection[HashedKey]
+) -> dict[HashedKey, sa.RowMapping]:
+    """Return what `to_record` reads of the keys with these hashes, revoked or not, in one query. A
+    hash that nobody has is left out."""
+    rows = await conn.execute(_records_of_hashes(), {"hashes": [each for _, each in hashes]})
+    found: dict[HashedKey, sa.RowMapping] = {}
+    for row in rows.mappings():
+        found[row["pepper_id"], row["key_hash"]] = row
+        if row["previous_hash"] is not None:
+            found[row["previous_pepper_id"], row["previous_hash"]] = row
+    return found
 
 
 async def read_key(conn: AsyncConnection, *, org_id: str, key_id: str) -> KeyRecord | None:
     """Read the record of a key that nobody shows: for what it has asked to be done later."""
     mine = sa.and_(api_keys.c.org_id == org_id, api_keys.c.id == key_id)
     row = (await conn.execute(_records().where(mine))).one_or_none()
-    return None if row is None else _to_record(row._mapping, row.key_hash)
+    return None if row is None else to_record(row._mapping, (row.pepper_id, row.key_hash))
 
 
-def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
-    """Build the record; `key_hash`: the one that was looked up."""
-
+def to_record(values: sa.RowMapping, hashed: HashedKey) -> KeyRecord:
+    """Build the record; `hashed`: what was looked up."""
+    _, key_hash = hashed
     key = KeyRow(**{field: values[field] for field in KeyRow.__struct_fields__})
     rotated_away = values["previous_hash"] == key_hash
     ends = [key.expires_at, key.previous_expires_at if rotated_away else None]

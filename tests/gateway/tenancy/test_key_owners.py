@@ -11,10 +11,11 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.principal import SCOPE_ADMIN, SCOPE_INFERENCE
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.keys.keys import create_key, hash_key
-from gateway.tenancy.keys.records import KeyRecord, find_key
+from gateway.tenancy.keys.records import KeyRecord
 from gateway.tenancy.member_tables import project_members, service_accounts, users
 from gateway.tenancy.orgs import archive_org, create_org
 from gateway.tenancy.projects import create_project
+from tests.gateway.tenancy.found_keys import find_key
 
 PEPPER, PEPPER_ID = b"p" * 32, "pepper-1"
 USER, ACCOUNT = "user_1", "svc_acct_1"

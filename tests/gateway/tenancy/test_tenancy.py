@@ -31,7 +31,6 @@ from gateway.tenancy.keys.keys import (
     revoke_key,
     select_keys,
 )
-from gateway.tenancy.keys.records import find_key
 from gateway.tenancy.money.plans import sync_plans
 from gateway.tenancy.orgs import Org, archive_org, create_org, select_orgs, update_org
 from gateway.tenancy.pages import read_all
@@ -44,6 +43,7 @@ from gateway.tenancy.projects import (
     update_project,
 )
 from gateway.tenancy.tables import api_keys, check_name, metadata, orgs, plans, projects
+from tests.gateway.tenancy.found_keys import find_key
 
 assert member_tables.users.metadata is metadata  # what api_keys refers to is declared there
 

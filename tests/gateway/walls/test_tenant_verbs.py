@@ -105,7 +105,7 @@ SYSTEM = {
     "tenancy.money.credits.create_credit": "operators credit tenants, in the books of the house",
     "tenancy.money.credits.get_credit": "with what is left of it, in the books of the house",
     "tenancy.money.credits.take_back_credit": "operators credit tenants, in the books of the house",
-    "tenancy.keys.records.find_key": "authentication, before it knows the tenant",
+    "tenancy.keys.records.find_keys": "authentication, before it knows the tenant",
     "tenancy.keys.keys.find_named_key": "the command line, to learn the tenant",
     "tenancy.orgs.archive_org": "operators archive tenants",
     "tenancy.orgs.create_org": "operators make tenants",

@@ -20,12 +20,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.app.create import connect_redis
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.bearer import api_keys
-from gateway.auth.bearer.api_keys import Authenticator, find_key
+from gateway.auth.bearer import api_keys, key_reader
+from gateway.auth.bearer.api_keys import Authenticator
 from gateway.auth.errors import AuthError, AuthUnavailable, ExpiredKey, InvalidKey, RevokedKey
 from gateway.db import create_engine
 from gateway.home import Home
-from gateway.lru import Lru
+from gateway.lru import Lru, WeighedLru
 from gateway.principal import UNLIMITED, Plan
 from gateway.processes import embedded_databases as embedded
 from gateway.processes.child_processes import Child
@@ -33,6 +33,7 @@ from gateway.tenancy import changes
 from gateway.tenancy.changes import CHANNEL
 from gateway.tenancy.errors import ChangeNotAnnounced
 from gateway.tenancy.keys.keys import CreatedKey, create_key, revoke_key
+from gateway.tenancy.keys.records import find_keys
 from gateway.tenancy.money.plans import sync_plans
 from gateway.tenancy.orgs import archive_org, create_org, update_org
 from gateway.tenancy.projects import create_project
@@ -238,7 +239,7 @@ async def test_a_revocation_is_seen_within_a_second_without_redis(
 async def test_without_redis_known_keys_work_and_are_read_about_once_a_second(
     db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_keys, "READ_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(key_reader, "READ_TIMEOUT_S", 60.0)
     created = await make_key(db)
     nowhere = connect_redis("redis://127.0.0.1:1")
     authenticator = Authenticator(db=db, redis=nowhere, pepper=PEPPER, pepper_id=PEPPER_ID)
@@ -335,9 +336,9 @@ async def test_endless_announcements_end_in_an_error(
 
     async def overtaken(*args: object, **kwargs: object) -> object:
         authenticator._changed("key_other")
-        return await find_key(*args, **kwargs)  # type: ignore[arg-type]
+        return await find_keys(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(api_keys, "find_key", overtaken)
+    monkeypatch.setattr(key_reader, "find_keys", overtaken)
     with counted_queries(db) as queries, pytest.raises(AuthUnavailable):
         await authenticator.authenticate(created.secret)
     assert len(queries) == api_keys.MAX_READS
@@ -375,6 +376,52 @@ async def test_limits_that_changed_silently_are_seen_after_a_while(
             assert (await authenticator.authenticate(created.secret)).project_plan == PLAN
             while (await authenticator.authenticate(created.secret)).project_plan != bigger:
                 await asyncio.sleep(0.005)
+
+
+async def test_keys_that_are_asked_for_at_once_share_a_query(
+    db: AsyncEngine, redis: redis.asyncio.Redis, patient: None
+) -> None:
+    first = await make_key(db)
+    others = [await make_second_key(db, first) for _ in range(3)]
+    keys = [first.secret, *(each.secret for each in others), UNKNOWN_KEY]
+    async with authenticating(db, redis) as authenticator:
+        with counted_queries(db) as queries:
+            found = await asyncio.gather(
+                *(authenticator.authenticate(each) for each in keys), return_exceptions=True
+            )
+        assert len(queries) == 1
+    *principals, unknown = found
+    wanted = [first.row.id, *(each.row.id for each in others)]
+    assert [getattr(each, "key_id", None) for each in principals] == wanted
+    assert isinstance(unknown, InvalidKey)
+
+
+async def test_keys_in_use_are_read_again_no_more_often_than_they_should(
+    db: AsyncEngine, redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_keys, "MAX_REFRESHED", 1)
+    monkeypatch.setattr(api_keys, "REFRESH_INTERVAL_S", 1.9)
+    first = await make_key(db)
+    keys = [first.secret, (await make_second_key(db, first)).secret]
+    monkeypatch.setattr(api_keys, "REFRESH_S", 0.0)
+    clock = Skewed()
+    async with authenticating(db, redis, clock=clock) as authenticator:
+        for each in keys:
+            await authenticator.authenticate(each)
+        for each in keys:
+            await authenticator.authenticate(each)
+        assert not authenticator._stale, "with two keys each is read again after two rounds"
+        clock.ahead_s += len(keys) * api_keys.REFRESH_INTERVAL_S
+        async with asyncio.timeout(30):
+            while authenticator._listener.as_of < clock() - changes.MAX_STALENESS_S / 2:
+                await asyncio.sleep(0.01)
+            with counted_queries(db) as queries:
+                for each in keys:
+                    await authenticator.authenticate(each)
+                assert len(authenticator._stale) == 1
+                while not queries:
+                    await asyncio.sleep(0.01)
+        assert not authenticator._stale and len(queries) == 1
 
 
 @pytest.fixture
@@ -447,6 +494,22 @@ async def test_closing_ends_the_reads_under_way(
 def test_no_error_of_a_credential_tells_which() -> None:
     faces = {error.public_message for error in (InvalidKey, ExpiredKey, RevokedKey)}
     assert faces == {AuthError.public_message}
+
+
+@given(st.integers(1, 9), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), max_size=40))
+def test_what_weighs_too_much_is_forgotten(size: int, steps: list[tuple[int, int]]) -> None:
+    lru: WeighedLru[int, int] = WeighedLru(size, lambda weight: weight)
+    for key, weight in steps:
+        if weight:
+            lru.put(key, weight)
+            assert lru.get(key) == (weight if weight <= size else None)
+        else:
+            lru.drop(key)
+        assert lru.size == sum(lru.values()) <= size
+    lru.drop_where(lambda weight: weight % 2 == 0)
+    assert lru.size == sum(lru.values())
+    lru.clear()
+    assert (lru.size, len(lru)) == (0, 0)
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=40))
