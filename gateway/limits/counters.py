@@ -28,11 +28,12 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, Protocol, cast
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from billing.events import UsageEvent
 from foundation.tasks import SharedTasks
@@ -61,6 +62,8 @@ MAX_ASKED = 3
 BUILD_TIMEOUT_S = 8.0
 """Beyond it nobody can say what was spent, and nothing is admitted."""
 BOOK_BATCH = 100
+ORGS_AT_ONCE = 64
+"""Orgs of which Redis is asked at once whether they have counters."""
 MAX_UNBOOKED = 100_000
 """Events that Redis could not be told of; beyond it the oldest are left out of their counters."""
 
@@ -211,21 +214,43 @@ class Counters:
     async def book_the_rest(self) -> None:
         """Raises: LimiterUnavailable, OSError."""
         by_org: dict[str, list[str]] = {}
-        for event_id, org_id in list(self._unbooked.items()):
+        for event_id, org_id in self._unbooked.items():
             by_org.setdefault(org_id, []).append(event_id)
-        for org_id, ids in by_org.items():
+        orgs = iter(by_org)
+        while some := list(islice(orgs, ORGS_AT_ONCE)):
             if self._scripts.is_away:
                 raise LimiterUnavailable("Redis is away")
-            try:
-                await self._book_all(org_id, ids)
-            except ScriptFailed:
-                continue  # it was logged; they wait until its keys are mended, and nobody for them
-            for event_id in ids:
-                self._unbooked.pop(event_id, None)
+            for org_id, known in zip(some, await self._known(some), strict=True):
+                if known is None:
+                    continue  # it was logged; they wait until its keys are mended, and nobody else
+                try:
+                    await self._book_all(org_id, by_org[org_id], known)
+                except ScriptFailed:
+                    continue  # the same
+                for event_id in by_org[org_id]:
+                    self._unbooked.pop(event_id, None)
 
-    async def _book_all(self, org_id: str, event_ids: Sequence[str]) -> None:
+    async def _known(self, orgs: Sequence[str]) -> list[set[str] | None]:
+        """Return the counters that each org has, which most have none of; None where its keys are
+        broken. Raises: LimiterUnavailable."""
+        keys = [index_key(org_id) for org_id in orgs]
+        try:
+            found = await self._scripts.pipeline.call_all([("SMEMBERS", key) for key in keys])
+        except (RedisError, OSError, QueueFull) as error:
+            raise self._scripts.failed("SMEMBERS", "", error) from error
+        known: list[set[str] | None] = []
+        for key, answer in zip(keys, found, strict=True):
+            if not isinstance(answer, ResponseError):
+                known.append({each.decode() for each in answer})
+                continue
+            failed = self._scripts.failed("SMEMBERS", key, answer)
+            if not isinstance(failed, ScriptFailed):
+                raise failed
+            known.append(None)
+        return known
+
+    async def _book_all(self, org_id: str, event_ids: Sequence[str], known: set[str]) -> None:
         """Raises: LimiterUnavailable, OSError."""
-        known = {key.decode() for key in await self._call("SMEMBERS", index_key(org_id))}
         if known:
             for position in range(0, len(event_ids), BOOK_BATCH):
                 await self._book(org_id, event_ids[position : position + BOOK_BATCH], known)

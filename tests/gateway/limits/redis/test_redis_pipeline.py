@@ -33,6 +33,25 @@ async def test_a_command_that_fails_fails_alone(redis: redis.asyncio.Redis) -> N
         assert answer == b"x" if number % 3 else isinstance(answer, ResponseError)
 
 
+async def test_commands_that_are_called_together_are_answered_together(
+    redis: redis.asyncio.Redis,
+) -> None:
+    made = Pipeline(redis)
+    many = [(b"ECHO", str(number)) if number % 7 else (b"NOSUCH", b"x") for number in range(200)]
+    alone = asyncio.create_task(made.call((b"ECHO", b"alone")))
+    answers = await made.call_all(many)
+    assert await alone == b"alone"
+    for number, answer in enumerate(answers):
+        assert answer == str(number).encode() if number % 7 else isinstance(answer, ResponseError)
+    assert await made.call_all([]) == []
+    left = asyncio.create_task(made.call_all(many))
+    await asyncio.sleep(0)
+    left.cancel()
+    assert await made.call((b"ECHO", b"after")) == b"after"
+    with pytest.raises(QueueFull):
+        await made.call_all([(b"ECHO", b"x")] * (MAX_QUEUED + 1))
+
+
 async def test_who_has_left_shifts_nobodys_answer(redis: redis.asyncio.Redis) -> None:
     made = Pipeline(redis)
     tasks = [asyncio.create_task(made.call((b"ECHO", str(number)))) for number in range(50)]
