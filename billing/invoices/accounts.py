@@ -6,7 +6,6 @@ the version that it was made by.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -118,11 +117,6 @@ async def account_of(
     if row is None:
         return None
     return read_struct(BillingAccount, row, terms=read_struct(BillingTerms, row))
-
-
-async def orgs_with_account(conn: AsyncConnection) -> Sequence[str]:
-    found = sa.select(billing_accounts.c.org_id).distinct().order_by(billing_accounts.c.org_id)
-    return (await conn.execute(found)).scalars().all()
 
 
 async def add_rate(

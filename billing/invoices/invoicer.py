@@ -1,5 +1,5 @@
 """The invoicer drafts periods that have ended, finalizes drafts after their grace period, and duns
-unpaid invoices. Each gateway runs one; the work of two at once is done once.
+unpaid invoices. Each gateway runs one, and one of them looks at a time.
 
 An org whose invoice cannot be made, because its currency has no rate, is logged and skipped.
 """
@@ -11,13 +11,15 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 
+import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.errors import InvoicingConflict
-from billing.invoices.accounts import account_of, orgs_with_account
+from billing.invoices.accounts import account_of
 from billing.invoices.closing import close, finalize, is_past_grace
 from billing.invoices.collection import dun
+from billing.invoices.due import orgs_due
 from billing.invoices.invoice import latest_invoice
 from billing.invoices.states import DRAFT
 from billing.invoices.suspension import has_changed
@@ -26,6 +28,8 @@ from foundation.periodic import Periodic
 
 log = logging.getLogger(__name__)
 
+INVOICING = 0x696E766F6963696E
+"""Postgres advisory lock: "invoicin" in ASCII."""
 INTERVAL_S = 60.0
 """An invoice is late by at most so long."""
 MAX_PERIODS = 120
@@ -66,10 +70,15 @@ class Invoicer:
         await self._looking.close()
 
     async def look(self) -> None:
-        """Do everything that is due. Raises: SQLAlchemyError when Postgres is away."""
-        now = to_moment(self._wall_clock())
+        """Do everything that is due, unless another gateway is at it. Raises: SQLAlchemyError when
+        Postgres is away."""
+        async with self._db.begin() as held:
+            if await held.scalar(sa.select(sa.func.pg_try_advisory_xact_lock(INVOICING))):
+                await self._look(to_moment(self._wall_clock()))
+
+    async def _look(self, now: datetime) -> None:
         async with self._db.connect() as conn:
-            orgs = await orgs_with_account(conn)
+            orgs = await orgs_due(conn, now)
         for org_id in orgs:
             try:
                 await self._catch_up(org_id, now)
