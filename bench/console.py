@@ -42,7 +42,7 @@ from bench.auth import application
 from bench.tools.record import record
 from billing.events import COMPONENTS
 from billing.tables import AMOUNTS
-from gateway.app.worker import calm_collector
+from gateway.app.worker import bound_stalls
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.login.sessions import start_session
 from gateway.db import create_engine, tenant
@@ -411,7 +411,7 @@ async def timed_pages(
 ) -> dict[str, dict[str, float]]:
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
     found = {}
-    calm_collector()  # as a worker does once it has started
+    bound_stalls()  # as a worker does once it has started
     async with httpx.AsyncClient(
         transport=transport, base_url="http://127.0.0.1:8000", cookies=whose.cookies
     ) as client:
