@@ -204,11 +204,15 @@ class Meter:
                 each.cpu_affinity(sorted(cores))
 
     def cpu_s(self) -> dict[str, float]:
-        groups = {"serving": self._serving, "stores": self._stores()}
-        return {
-            name: sum(process_s(each.pid) for each in group if each.is_running())
-            for name, group in groups.items()
-        }
+        """Return the processor time of each group so far, that of processes of the stores that
+        have ended included: it is their parent's by then."""
+        stores = 0.0
+        for each in self._stores():
+            with suppress(psutil.NoSuchProcess, OSError):  # it has ended meanwhile
+                times = each.cpu_times()
+                stores += process_s(each.pid) + times.children_user + times.children_system
+        serving = sum(process_s(each.pid) for each in self._serving if each.is_running())
+        return {"serving": serving, "stores": stores}
 
     def spool(self) -> dict[str, float]:
         """Count the spool's writes, syncs and bytes so far, of a worker alone."""
