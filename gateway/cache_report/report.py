@@ -104,7 +104,7 @@ class CacheReport(Flusher):
             await asyncio.wait(self._locating, timeout=LOCATE_TIMEOUT_S)
         rows, self._rows, self._prefixes = self._rows, {}, {}
         self._located_of.clear()
-        left = sorted(rows)
+        left = list(rows)
         try:
             async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 while left:

@@ -6,7 +6,7 @@ breaks that cost most and the latest ones; how often each cause came it counts i
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -146,15 +146,21 @@ WRITE = sa.text(
         breaks = {_MERGED}
     """
 )
-KNOWN = sa.text(
-    """
+KNOWN_OF_LARGE = sa.text(
+    f"""
     SELECT org, project, key, model, asked.hour, prefix_kind, prefix
     FROM cache_report JOIN jsonb_to_recordset(CAST(:groups AS jsonb)) AS asked (
-        org text, project text, key text, model text, hour bigint
+        org text, project text, key text, model text, hour bigint, num_new integer
     ) USING (org, project, key, model)
-    WHERE cache_report.hour = to_timestamp(asked.hour)
+    WHERE cache_report.hour = to_timestamp(asked.hour) AND num_new + (
+        SELECT count(*) FROM cache_report AS there
+        WHERE (there.org, there.project, there.key, there.model)
+            = (asked.org, asked.project, asked.key, asked.model)
+            AND there.hour = to_timestamp(asked.hour)
+    ) > {MAX_PREFIXES}
     """
 )
+"""The prefixes that are there of each group which may have too many with those that are added."""
 FORGET = sa.text(
     f"""
     DELETE FROM cache_report WHERE ctid = ANY (ARRAY(
@@ -168,7 +174,7 @@ FORGET = sa.text(
 async def write(
     db: AsyncEngine, rows: Mapping[RowId, ReportCounts], due: Sequence[RowId]
 ) -> list[RowId]:
-    """Add the first of `due`, which are in order, in one transaction; returns the others."""
+    """Add the first of `due` in one transaction; returns the others."""
     batch = due[:MAX_BATCH]
     async with db.begin() as conn:
         fitting = await _fitted(conn, {each: rows[each] for each in batch})
@@ -188,16 +194,21 @@ async def _fitted(
 ) -> dict[RowId, ReportCounts]:
     """Return the rows with what is beyond `MAX_PREFIXES` under "other": by what is there
     already."""
+    names = _GROUP.split(", ")
     groups = [
-        dict(zip(_GROUP.split(", "), each, strict=True)) for each in {id_[:5] for id_ in rows}
+        {**dict(zip(names, each, strict=True)), "num_new": number}
+        for each, number in Counter(id_[:5] for id_ in rows).items()
     ]
     asked = {"groups": msgspec.json.encode(groups).decode()}
     known: defaultdict[tuple[Any, ...], set[tuple[str, str]]] = defaultdict(set)
-    for row in await conn.execute(KNOWN, asked):
+    for row in await conn.execute(KNOWN_OF_LARGE, asked):
         known[tuple(row[:5])].add((row[5], row[6]))
     fitting: dict[RowId, ReportCounts] = {}
     for each, counted in rows.items():
-        there, label = known[each[:5]], (each.prefix_kind, each.prefix)
+        there, label = known.get(each[:5]), (each.prefix_kind, each.prefix)
+        if there is None:
+            fitting[each] = counted
+            continue
         if label not in there and len(there) >= MAX_PREFIXES and each.prefix_kind != "other":
             each = each._replace(prefix_kind="other", prefix=OTHER)
         else:
