@@ -41,7 +41,7 @@ Key = tuple[str, str, str, str, int]
 """Org, scope, its id, the letter of the limit, and the minute in Unix seconds."""
 
 
-class MinuteUse(msgspec.Struct):
+class MinuteUse(msgspec.Struct, gc=False):
     tokens: int
     limit: int
     is_told: bool = False

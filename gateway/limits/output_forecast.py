@@ -8,13 +8,16 @@ figure does no harm.
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left, insort
-from collections import OrderedDict, deque
+
+from gateway.lru import Lru
 
 SAMPLES = 64
 MIN_SAMPLES = 8
-MAX_WRITERS = 4096
-"""Pairs of key and model; the one unused for longest is forgotten first."""
+MAX_WRITERS = 16_384
+"""Pairs of key and model, of at most 1 KB; the one unused for longest is forgotten first."""
+MAX_NOTED = 2**32 - 1
 UNKNOWN_OUTPUT_TOKENS = 512
 """Expected of a pair with fewer than MIN_SAMPLES answers."""
 QUANTILE = 0.95
@@ -26,12 +29,12 @@ class _Samples:
     __slots__ = ("_by_size", "_newest_last")
 
     def __init__(self) -> None:
-        self._newest_last: deque[int] = deque()
-        self._by_size: list[int] = []
+        self._newest_last = array("I")
+        self._by_size = array("I")
 
     def add(self, output_tokens: int) -> None:
         if len(self._newest_last) == SAMPLES:
-            del self._by_size[bisect_left(self._by_size, self._newest_last.popleft())]
+            del self._by_size[bisect_left(self._by_size, self._newest_last.pop(0))]
         self._newest_last.append(output_tokens)
         insort(self._by_size, output_tokens)
 
@@ -45,18 +48,15 @@ class _Samples:
 
 class ExpectedOutput:
     def __init__(self) -> None:
-        self._written: OrderedDict[tuple[str, str], _Samples] = OrderedDict()
+        self._written: Lru[tuple[str, str], _Samples] = Lru(MAX_WRITERS)
 
     def note(self, key_id: str, model: str, output_tokens: int) -> None:
         writer = (key_id, model)
         samples = self._written.get(writer)
         if samples is None:
-            samples = self._written[writer] = _Samples()
-            if len(self._written) > MAX_WRITERS:
-                self._written.popitem(last=False)
-        else:
-            self._written.move_to_end(writer)
-        samples.add(output_tokens)
+            samples = _Samples()
+            self._written.put(writer, samples)
+        samples.add(min(output_tokens, MAX_NOTED))
 
     def expected(self, key_id: str, model: str) -> int:
         """Return the tokens that an answer is expected to have."""

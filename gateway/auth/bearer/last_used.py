@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import islice
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -23,8 +24,10 @@ log = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S = 15.0
 FLUSH_TIMEOUT_S = 5.0
-MAX_NOTED = 16_384
-"""The maximum of keys between two flushes; uses of further keys are dropped."""
+MAX_NOTED = 65_536
+"""The maximum of keys between two flushes, 100 bytes each; uses of further keys are dropped."""
+FLUSH_BATCH = 1_000
+"""Keys of one statement: to make it ready keeps nobody waiting."""
 FLUSH = sa.text(
     # Rows are locked in the order of their ids: processes that flush at once do not deadlock.
     """
@@ -64,15 +67,19 @@ class LastUsed(Flusher):
 
     async def flush(self) -> None:
         noted, self._noted = self._noted, {}
-        if not noted:
-            return
-        ids = list(noted)
-        moments = [datetime.fromtimestamp(noted[each], tz=UTC) for each in ids]
-        try:
-            async with asyncio.timeout(FLUSH_TIMEOUT_S), self._db.begin() as conn:
-                await conn.execute(FLUSH, {"ids": ids, "moments": moments})
-        except DATABASE_ERRORS as error:
-            log.warning("last use of %d keys not written (%s)", len(ids), type(error).__name__)
-            later = [key_id for key_id in ids if key_id not in self._noted]
-            for key_id in later[: MAX_NOTED - len(self._noted)]:
-                self._noted[key_id] = noted[key_id]
+        while noted:
+            ids = list(islice(noted, FLUSH_BATCH))
+            moments = [datetime.fromtimestamp(noted[each], tz=UTC) for each in ids]
+            try:
+                async with asyncio.timeout(FLUSH_TIMEOUT_S), self._db.begin() as conn:
+                    await conn.execute(FLUSH, {"ids": ids, "moments": moments})
+            except DATABASE_ERRORS as error:
+                log.warning(
+                    "last use of %d keys not written (%s)", len(noted), type(error).__name__
+                )
+                later = [key_id for key_id in noted if key_id not in self._noted]
+                for key_id in later[: MAX_NOTED - len(self._noted)]:
+                    self._noted[key_id] = noted[key_id]
+                return
+            for each in ids:
+                del noted[each]
