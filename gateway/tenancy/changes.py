@@ -1,6 +1,7 @@
 """How a change of identity reaches every worker: Redis pub/sub with a heartbeat.
 
-What is announced is the id of a key, or `EVERYTHING`. It does not know what a listener keeps.
+What is announced is the id of what has changed (a key, a project, an organization), or
+`EVERYTHING`. It does not know what a listener keeps.
 
 Pub/sub forgets: what was published while a listener was away is gone. So a listener says *as of
 when* it knows everything. It sends a PING down its subscription's own connection; replies on a
@@ -63,8 +64,8 @@ MAX_STALENESS_S = 0.8
 async def changing(
     db: AsyncEngine, redis: Redis, subject: str, *, org_id: str
 ) -> AsyncIterator[AsyncConnection]:
-    """A transaction of that org after whose commit `subject` (a key's id or `EVERYTHING`) is
-    announced.
+    """A transaction of that org after whose commit `subject` (the id of what changes, or
+    `EVERYTHING`) is announced.
 
     Raises: ChangeNotAnnounced when the change is committed and Redis cannot be reached. Workers
     that cannot reach it either re-read their keys within a second by themselves; for the others

@@ -17,7 +17,7 @@ from billing.invoices.suspension import suspended_since
 from billing.queries import Query, ask
 from gateway.audit.log import Actor, record_for_both
 from gateway.ids import uuid7
-from gateway.tenancy.changes import EVERYTHING, changing, unchecked
+from gateway.tenancy.changes import changing, unchecked
 from gateway.tenancy.errors import NameTaken, NotFound
 from gateway.tenancy.tables import check_name, check_plan, orgs
 
@@ -115,7 +115,7 @@ async def update_org(
     Raises: InvalidField, NameTaken, NotFound (a live org, plan), ChangeNotAnnounced, and what
     `check` raises.
     """
-    async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
+    async with changing(db, redis, org_id, org_id=org_id) as conn:
         before = await _hold_org(conn, org_id)
         if before.archived_at is not None:
             raise NotFound("org", f"no organization {org_id!r}")
@@ -160,7 +160,7 @@ async def archive_org(
     Idempotent.
     Raises: NotFound, ChangeNotAnnounced, and what `check` raises.
     """
-    async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
+    async with changing(db, redis, org_id, org_id=org_id) as conn:
         before = await _hold_org(conn, org_id)
         check(before)
         if before.archived_at is not None:
@@ -193,7 +193,7 @@ async def lift_suspension(
 
     Raises: NotFound, ChangeNotAnnounced, and what `check` raises.
     """
-    async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
+    async with changing(db, redis, org_id, org_id=org_id) as conn:
         before = await _hold_org(conn, org_id)
         check(before)
         lifted = sa.update(orgs).where(orgs.c.id == org_id)

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing.queries import Query, ask
 from gateway.audit.log import Actor, record
 from gateway.ids import uuid7
-from gateway.tenancy.changes import EVERYTHING, changing, unchecked
+from gateway.tenancy.changes import changing, unchecked
 from gateway.tenancy.errors import ArchivedError, InvalidField, NameTaken, NotFound
 from gateway.tenancy.tables import check_name, check_plan, orgs, projects
 
@@ -192,7 +192,7 @@ async def update_project(
     Raises: InvalidField, NameTaken, NotFound (project, plan), ArchivedError, ChangeNotAnnounced,
     and what `check` raises.
     """
-    async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
+    async with changing(db, redis, org_id, org_id=org_id) as conn:
         before = await hold_project(conn, org_id=org_id, project_id=project_id)
         check(before)
         if "plan" in values:

@@ -289,8 +289,12 @@ async def principal_of(conn: AsyncConnection, *, org_id: str, key_id: str) -> Pr
 
 
 def concerned(principal: Principal) -> tuple[str | None, ...]:
-    """Return the ids whose change makes this principal stale: the key, its owner, its project."""
-    return principal.key_id, principal.user_id, principal.service_account_id, principal.project_id
+    """Return the ids whose change makes this principal stale: the key, its owner, its project, its
+    org."""
+    return (
+        *(principal.key_id, principal.user_id, principal.service_account_id),
+        *(principal.project_id, principal.org_id),
+    )
 
 
 @lru_cache(MAX_SHARED)

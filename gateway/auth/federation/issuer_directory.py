@@ -38,7 +38,7 @@ READ_TIMEOUT_S = 5.0
 MAX_READS = 3
 """The maximum per request; a read is repeated only if a change was announced during it, or it was
 slow."""
-SUBJECT_PREFIXES = ("issuer_", "proj_")
+SUBJECT_PREFIXES = ("issuer_", "proj_", "org_")
 
 
 class ListedIssuer(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
-from gateway.tenancy.changes import EVERYTHING, changing
+from gateway.tenancy.changes import changing
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.keys.restrictions import Mode, ModelPermissions, check_models
 from gateway.tenancy.tables import projects
@@ -51,7 +51,7 @@ async def update_model_permissions(
     """
     listed = [] if mode is None else check_models(models)
     wanted = ModelPermissions(mode=mode, models=listed)
-    async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
+    async with changing(db, redis, org_id, org_id=org_id) as conn:
         before = await read_model_permissions(conn, project_id, org_id=org_id, lock=True)
         changed = sa.update(projects).where(projects.c.id == project_id)
         await conn.execute(

@@ -25,7 +25,7 @@ from billing.money import PICO_PER_USD, Pico
 from gateway.audit.log import Actor, record_for_both
 from gateway.ids import uuid7
 from gateway.principal import CapPeriod, CapScope, SpendCap
-from gateway.tenancy.changes import EVERYTHING, changing, unchecked
+from gateway.tenancy.changes import changing, unchecked
 from gateway.tenancy.errors import Conflict, InvalidField, NotFound, ReadOnly
 from gateway.tenancy.tables import api_keys, orgs, projects, spend_caps
 
@@ -121,7 +121,7 @@ async def create_spend_cap(
         raise InvalidField("tag", "a cap is of a project, of a key, of a model or of a tag")
     _check_hardness(model or tag, hard)
     check_amount("amount_usd", amount_pico)
-    subject = key_id or project_id or EVERYTHING
+    subject = key_id or project_id or org_id
     async with changing(db, redis, subject, org_id=org_id) as conn:
         return await add_spend_cap(
             conn,
@@ -214,7 +214,7 @@ async def update_spend_cap(
     Raises: InvalidField, NotFound, ReadOnly, Conflict, ChangeNotAnnounced, and what `check`
     raises.
     """
-    async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
+    async with changing(db, redis, org_id, org_id=org_id) as conn:
         before = await _hold(conn, org_id, cap_id, check, operator_org)
         if before.archived_at is not None:
             raise ReadOnly("cap", "an archived cap cannot be changed")
@@ -247,7 +247,7 @@ async def archive_spend_cap(
 
     Raises: NotFound, ReadOnly, ChangeNotAnnounced, and what `check` raises.
     """
-    async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
+    async with changing(db, redis, org_id, org_id=org_id) as conn:
         before = await _hold(conn, org_id, cap_id, check, operator_org)
         if before.archived_at is not None:
             return before
