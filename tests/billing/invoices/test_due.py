@@ -67,7 +67,7 @@ async def test_accounts_of_which_nothing_is_due_cost_no_query_each(db: AsyncEngi
     numbers = []
     for first in (0, 10):
         for number in range(first, first + 10):
-            await open_account(db, f"org_{number}", billing_day=1 + number)
+            await open_account(db, f"org_{number}", billing_day=5 + number)
         with counted(db) as statements:
             await invoicer.look()
         numbers.append(len(statements))
