@@ -378,7 +378,7 @@ class Limiter:
 
     def _note_for_slices(self, admission: Admission) -> None:
         """Let the slices hear of what Redis let pass. What spends under a cap runs on none."""
-        if admission.spending is None:
+        if admission.spending is None and self._slices.count(admission.org_id):
             scopes, units = admission.scopes, admission.reserved.by_letter(requests=1)
             keys = scope_keys(admission.org_id, scopes)
             self._slices.note(admission.org_id, keys, scopes, units)

@@ -51,7 +51,7 @@ CLOSE_TIMEOUT_S = 1.0
 DONE = 1
 
 
-class _Activity(msgspec.Struct):
+class _Activity(msgspec.Struct, gc=False):
     """How many requests of an organization came since a moment."""
 
     since: float
@@ -158,16 +158,11 @@ class Slices:
         org.count(self._clock())
         return org.ledger.full_moments(scopes, slices)
 
-    def note(
-        self,
-        org_id: str,
-        keys: Sequence[str],
-        scopes: Sequence[ScopeLimits],
-        units: UnitsByKind,
-    ) -> None:
-        """Note that Redis has let a request pass. Many of them make the organization busy."""
+    def count(self, org_id: str) -> bool:
+        """Count a request that Redis has let pass. Many of them make the organization busy; True:
+        it is, and `note` is to be told what was asked for."""
         if not self._is_started:
-            return
+            return False
         now, org = self._clock(), self._orgs.get(org_id)
         if org is None:
             activity = self._activity.get(org_id)
@@ -176,7 +171,7 @@ class Slices:
                 self._activity.put(org_id, activity)
             activity.number += 1
             if activity.number < BUSY_REQUESTS:
-                return
+                return False
             self._activity.drop(org_id)
             self._num_names += 1
             rate = BUSY_REQUESTS / BUSY_WITHIN_S
@@ -184,7 +179,17 @@ class Slices:
             self._orgs[org_id] = org
             self._tick()
         org.count(now)
-        org.ledger.note(keys, scopes, units)
+        return True
+
+    def note(
+        self,
+        org_id: str,
+        keys: Sequence[str],
+        scopes: Sequence[ScopeLimits],
+        units: UnitsByKind,
+    ) -> None:
+        """Note what a request of a busy organization has taken from Redis."""
+        self._orgs[org_id].ledger.note(keys, scopes, units)
 
     def are_held(self, org_id: str) -> bool:
         """Tell whether there may be slices of the organization here."""
