@@ -94,7 +94,9 @@ def costliest(breaks: Breaks) -> Breaks:
 
 metadata = sa.MetaData()
 _NAMES = ("project", "key", "model", "prefix_kind", "prefix")
-_COUNTS = ("num_requests", "input_tokens", "cached_tokens", *(f"num_{each}" for each in CAUSES))
+_CAUSES = {each: f"num_{each}" for each in CAUSES}
+"""The column of each cause."""
+_COUNTS = ("num_requests", "input_tokens", "cached_tokens", *_CAUSES.values())
 cache_report = sa.Table(
     "cache_report",
     metadata,
@@ -136,7 +138,7 @@ WRITE = sa.text(
     f"""
     INSERT INTO cache_report AS now ({_ID}, {", ".join(_COUNTS)}, breaks)
     SELECT org, project, key, model, to_timestamp(hour), prefix_kind, prefix,
-        {", ".join(_COUNTS)}, breaks
+        {", ".join(f"coalesce({name}, 0)" for name in _COUNTS)}, breaks
     FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS new (
         org text, project text, key text, model text, hour bigint, prefix_kind text, prefix text,
         {", ".join(f"{name} bigint" for name in _COUNTS)}, breaks jsonb
@@ -218,12 +220,12 @@ async def _fitted(
 
 
 def _encoded(each: RowId, counted: ReportCounts) -> dict[str, Any]:
-    causes = {f"num_{cause}": counted.causes.get(cause, 0) for cause in CAUSES}
-    return {
-        **each._asdict(),
-        **causes,
-        "num_requests": counted.num_requests,
-        "input_tokens": counted.input_tokens,
-        "cached_tokens": counted.cached_tokens,
-        "breaks": [*costliest(counted.breaks).values()],
-    }
+    """Return a row as the statement reads it; a cause that did not come is left out."""
+    row: dict[str, Any] = dict(zip(RowId._fields, each, strict=True))
+    row["num_requests"] = counted.num_requests
+    row["input_tokens"] = counted.input_tokens
+    row["cached_tokens"] = counted.cached_tokens
+    for cause, number in counted.causes.items():
+        row[_CAUSES[cause]] = number
+    row["breaks"] = [*costliest(counted.breaks).values()] if counted.breaks else []
+    return row
