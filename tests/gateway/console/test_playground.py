@@ -20,7 +20,7 @@ from playwright.sync_api import expect
 
 from gateway.tenancy.tables import api_keys
 from tests.databases import Databases
-from tests.gateway.console.conftest import NARROW, WIDE, in_browser_thread, note
+from tests.gateway.console.conftest import NARROW, WIDE, Contexts, in_browser_thread, note
 from tests.gateway.console.test_shots import OF_README, SHOTS
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange, Script, chunk, usage_chunk
 from tests.gateway.routes.console.signed_in import COOKIE, Person, sign_in
@@ -71,17 +71,18 @@ def person(worker: Running) -> Iterator[Person]:
 
 
 @pytest.fixture
-def play(chromium: Any, person: Person) -> Iterator[Open]:
+def play(contexts: Contexts, person: Person) -> Iterator[Open]:
     """Opens the page as a person whose model is the upstream's; `said`: what its console says."""
-    contexts: list[Any] = []
     said: list[str] = []
 
     def open_page(*, model: str = "far", theme: Any = "light", script: bool = True) -> Any:
-        context = chromium.new_context(
-            viewport=WIDE, java_script_enabled=script, color_scheme=theme
+        context = contexts.lend(
+            person.worker.url,
+            viewport=WIDE,
+            java_script_enabled=script,
+            color_scheme=theme,
+            permissions=["clipboard-read", "clipboard-write"],
         )
-        contexts.append(context)
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
         cookie = {"name": COOKIE, "value": person.cookie, "url": person.worker.url}
         context.add_cookies([cookie])
         tab = context.new_page()
@@ -92,8 +93,7 @@ def play(chromium: Any, person: Person) -> Iterator[Open]:
         return tab
 
     yield open_page
-    for context in contexts:
-        in_browser_thread(context.close)
+    in_browser_thread(contexts.take_back)
     # What the API refuses, a browser's console calls an error.
     assert [each for each in said if "Failed to load resource" not in each] == []
 
@@ -511,12 +511,11 @@ def test_the_readmes_picture_of_the_playground_is_made(play: Open, worker: Runni
     tab.screenshot(path=Path(SHOTS) / "readme-playground.png")
 
 
-def test_who_may_use_no_model_sees_no_page(chromium: Any, worker: Running) -> None:
+def test_who_may_use_no_model_sees_no_page(contexts: Contexts, worker: Running) -> None:
     reader = sign_in(worker, worker.make_user(role="reader"))
-    context = chromium.new_context()
+    context = contexts.lend(worker.url, viewport=WIDE)
     context.add_cookies([{"name": COOKIE, "value": reader.cookie, "url": worker.url}])
     tab = context.new_page()
     answer = tab.goto(f"{worker.url}/console/playground")
     assert answer.status == 403
     assert tab.get_by_role("link", name="Playground").count() == 0
-    context.close()
