@@ -85,6 +85,10 @@ class RequestPermit:
         """Return what the client gets of a server's result. Raises: RpcError."""
         return result
 
+    async def failed(self) -> None:
+        """End it as failed, before its client is told."""
+        self.ended("failed")
+
     def ended(self, outcome: Outcome) -> None:
         """Tell the outcome of the request; called once for each that went out."""
 
@@ -226,18 +230,17 @@ class GuardedExchange:
                         outcome = None if self.holds else "asked"
                     yield event
                     outcome = "done" if isinstance(event, ResultEvent) else None
-        except RpcError as error:
+        except Exception as error:
             outcome = "failed"
-            if not isinstance(error, Unreachable):
+            await permit.failed()
+            if isinstance(error, RpcError) and not isinstance(error, Unreachable):
                 await self._note_message()
-            raise
-        except Exception:
-            outcome = "failed"
             raise
         finally:
             left: Outcome = "left" if self._inner.is_out else "failed"
             stage.end("" if outcome == "done" else outcome or left)
-            permit.ended(outcome or left)
+            if outcome != "failed":
+                permit.ended(outcome or left)
 
     def _begin_stage(self) -> Stage:
         """Begin a stage of the client's request: the server is asked now."""

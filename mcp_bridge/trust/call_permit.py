@@ -116,10 +116,10 @@ class CallPermit(RequestPermit):
         if self._ticket is not None:
             await self._ticket.begun()
 
-    def give_back(self) -> None:
-        """Give back what the call holds, in a task: it did not go out."""
+    async def give_back(self) -> None:
+        """Give back what the call holds, before its client is told that it did not go out."""
         if self._ticket is not None:
-            self._ports.endings.spawn(self._settle(None))
+            await asyncio.wait({self._ports.endings.spawn(self._settle(None))})
 
     async def result(self, result: dict[str, Any]) -> dict[str, Any]:
         """Return the checked result, once the call is billed and recorded."""
@@ -127,6 +127,12 @@ class CallPermit(RequestPermit):
         self._is_closed = True
         await asyncio.shield(self._ports.endings.spawn(self._close("done")))
         return found
+
+    async def failed(self) -> None:
+        """Give back what the call holds: whoever is told that it failed may ask again at once."""
+        if not self._is_closed:
+            self._is_closed = True
+            await asyncio.wait({self._ports.endings.spawn(self._close("failed"))})
 
     def ended(self, outcome: Outcome) -> None:
         if not self._is_closed:

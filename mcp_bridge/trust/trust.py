@@ -267,7 +267,7 @@ class Trust(Guard):
             )  # a call is refused whose result could not be checked
             await permit.begin()
         except BaseException:
-            permit.give_back()
+            await permit.give_back()
             raise
         return permit
 

@@ -10,10 +10,12 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from mcp_bridge.protocol.rpc import INTERNAL_ERROR
 from mcp_bridge.routing.guard import Outcome
 from mcp_bridge.trust.call_records import CallRecord, CountOutcome, ReadRecord, Ticket
 from mcp_bridge.trust.policy import SpendLimit, ToolRule
 from tests.mcp_bridge import memory as kept
+from tests.mcp_bridge.test_hostile import Server, whole
 from tests.mcp_bridge.trust.test_trust import World, bridge_of
 
 
@@ -66,6 +68,44 @@ async def test_who_leaves_while_a_budget_is_asked_leaves_nothing_in_it(
         if not full:
             assert "result" in await world.call()
             assert memory.spent["org_a", "b"] == 7
+
+
+class Broken(World):
+    """Its server fails each call."""
+
+    def answer(self, server: Server, writer: Any, message: Any) -> bytes:
+        if message["method"] != "tools/call":
+            return super().answer(server, writer, message)
+        error = {"code": INTERNAL_ERROR, "message": "broken"}
+        return whole({"jsonrpc": "2.0", "id": message["id"], "error": error})
+
+
+class SlowlyPaid(Paid):
+    """Takes some turns of the loop to end a call."""
+
+    outcomes: list[Outcome | None] = []
+
+    async def ended(self, outcome: Outcome | None) -> bool:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        self.outcomes.append(outcome)
+        return outcome == "done"
+
+
+@pytest.mark.parametrize("goes_out", [True, False])
+async def test_what_failed_holds_nothing_once_its_caller_is_told(
+    redis: Redis, goes_out: bool
+) -> None:
+    world, paid = Broken(), SlowlyPaid()
+    budget = SpendLimit(amount_pico=100 if goes_out else 5, window_s=60)
+    world.rules.now = kept.MemoryRules(ToolRule(id="b", effect="allow", budget=budget)).now
+    world.guard.ports.meter = paid
+    async with bridge_of(world, redis):
+        await world.approve()
+        assert "error" in await world.call()
+        assert paid.outcomes == (["failed"] if goes_out else [None])
+        assert bool(world.went_out) == goes_out
+        assert world.memory.spent.get(("org_a", "b"), 0) == 0
 
 
 @pytest.mark.parametrize("keeps_nothing", [False, True])
