@@ -58,6 +58,7 @@ def next_due(*, mails: bool) -> str:
 class Occurrence(msgspec.Struct, frozen=True):
     org_id: str
     id: str
+    """The id of the event. It has no dot: that ends an id in what is signed."""
     event: WebhookEvent
     is_for_operators: bool = False
     """True if operators get the event, beside the org that it is about."""
@@ -73,7 +74,10 @@ async def fan_out(db: AsyncEngine, *, mails: bool = False) -> int:
         ended = await batches.undispatched(conn, BATCH)
         waiting = await approvals.undispatched(conn, BATCH)
         found = [Occurrence(each.org_id, each.id, to_event(each)) for each in raised]
-        found += [Occurrence(each.org_id, each.id, invoice_event(each)) for each in entered]
+        found += [
+            Occurrence(each.org_id, f"{each.invoice_id}_{each.state}", invoice_event(each))
+            for each in entered
+        ]
         found += [
             Occurrence(each.org_id, f"{each.id}_{each.state}", top_up_event(each), True)
             for each in asked

@@ -187,9 +187,12 @@ class Sender:
         try:
             attempted = await channel.attempt(delivery)
             state = await end_attempt(self._db, channel.queue, self._id, delivery, attempted)
+        # The lease ends, and it is sent once more.
         except DATABASE_ERRORS as error:
-            # The lease ends, and it is sent once more.
             log.warning("delivery %s not written down (%s)", delivery.id, type(error).__name__)
+            return
+        except Exception:
+            log.exception("delivery %s is tried again", delivery.id)
             return
         if state is not None:
             channel.on_outcome("failed" if state == PENDING else state)

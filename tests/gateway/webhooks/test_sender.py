@@ -20,6 +20,7 @@ from standardwebhooks.webhooks import Webhook
 
 from billing.alerts import alerts
 from billing.alerts.alerts import CeilingUse, note_ceilings
+from billing.invoices.accounts import BillingTerms, set_account
 from gateway.audit.log import COMMAND_LINE
 from gateway.db import tenant
 from gateway.secret import Cipher
@@ -33,6 +34,13 @@ from gateway.webhooks.endpoints import (
 )
 from gateway.webhooks.outbox import fan_out
 from gateway.webhooks.queue import MAX_RETRY_AFTER_S, lease, sweep
+from tests.billing.invoices.billed import (
+    ACCOUNT_MADE,
+    OCTOBER,
+    book,
+    close_and_finalize,
+    tokens,
+)
 from tests.gateway.webhooks.conftest import (
     OK,
     MakeSender,
@@ -103,6 +111,39 @@ async def test_an_alert_arrives_signed_and_says_what_was_reached(
             "reason": None,
         },
     }
+
+
+async def test_an_invoice_arrives_signed(
+    db: AsyncEngine, org_id: str, cipher: Cipher, receiver: Receiver, make_sender: MakeSender
+) -> None:
+    made = await add_endpoint(db, cipher, org_id, receiver.url, "invoice.finalized")
+    async with db.begin() as conn:
+        await set_account(conn, org_id=org_id, terms=BillingTerms(), now=ACCOUNT_MADE)
+    await book(db, tokens(ACCOUNT_MADE, 1000, 10**10, org=org_id))
+    invoice = await close_and_finalize(db, OCTOBER, org_id)
+    await turn(make_sender())
+    [got] = receiver.received
+    said = Webhook(made.secret).verify(got.body, got.headers)
+    assert (said["type"], said["data"]["invoice_id"]) == ("invoice.finalized", invoice.id)
+    assert got.headers["webhook-id"] == f"{invoice.id}_finalized"
+
+
+async def test_an_unforeseen_error_is_logged_and_the_delivery_tried_again(
+    db: AsyncEngine,
+    org_id: str,
+    endpoint: EndpointOnce,
+    receiver: Receiver,
+    make_sender: MakeSender,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await reach(db, org_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(sending, "headers", lambda *_: 1 / 0)
+        await turn(make_sender(lease_s=0.0))
+    assert "ZeroDivisionError" in caplog.text and receiver.received == []
+    await turn(make_sender())
+    assert len(receiver.received) == 1
 
 
 async def test_it_goes_to_each_endpoint_that_asked_for_it_and_to_no_other(
