@@ -37,6 +37,7 @@ from gateway.app.create import create_app
 from gateway.app.settings_follower import ReadAgain, SettingsFollower
 from gateway.home import Home
 from gateway.installation.follower import StoredSettingsFollower
+from gateway.installation.model_versions import VersionHistory
 from gateway.net.listener import bound_unread, local_address, origin
 from gateway.routes.asgi.request_metrics import ACCESS_LOG, note_refused
 from gateway.routes.shared.services import Services
@@ -186,8 +187,12 @@ def run(
 
 
 def stored_follower(services: Services, settings: Settings) -> StoredSettingsFollower:
-    home = Home(settings.home).name
-    return StoredSettingsFollower(services.system_db, home, settings.secret_key_file)
+    home, configuration = Home(settings.home).name, services.configuration
+    stored = StoredSettingsFollower(services.system_db, home, settings.secret_key_file)
+    if configuration is not None:
+        history = VersionHistory()
+        stored.versions = lambda: history.of(configuration.settings.models)
+    return stored
 
 
 def server_config(

@@ -14,9 +14,11 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.queries import Query, ask, ask_all
+from billing.tables import AnyRow
 from gateway.audit.log import Actor, record
 from gateway.columns import SealedColumns, moment, moment_made, text
 from gateway.installation.merge import KINDS, Kind, StoredSetting
+from gateway.installation.model_versions import UNDER_WAY, RunningModels
 from gateway.settings.changes import public
 from gateway.settings.sealed_keys import PURPOSE, context_of
 from gateway.tenancy.errors import InvalidField, NameTaken, NotFound, ReadOnly
@@ -61,8 +63,10 @@ homes = sa.Table(
     text("problem"),
     sa.Column("file_names", JSONB, nullable=False),
     moment("seen_at", nullable=False),
+    sa.Column("running", JSONB, nullable=False, server_default="{}"),
 )
-"""Each `tollgate up` says here which number it looked at, and why it refuses what is stored."""
+"""Each `tollgate up` says here which number it looked at, why it refuses what is stored, and which
+versions of its models run."""
 
 MAX_ITEMS = 256
 """The bound counts for each kind."""
@@ -81,6 +85,12 @@ class HomeState(msgspec.Struct, frozen=True, kw_only=True):
     file_names: dict[Kind, list[str]]
     """The names that its settings file takes."""
     seen_at: datetime
+    running: RunningModels = RunningModels()
+
+    @property
+    def is_changing(self) -> bool:
+        """True while another version of a model starts there."""
+        return any(each.state in UNDER_WAY for each in self.running.models)
 
 
 class StoredSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,13 +129,20 @@ def number_query() -> Query[int]:
     return Query(sa.select(generation.c.number), lambda rows: int(rows[0].number) if rows else 0)
 
 
-def homes_query() -> Query[tuple[HomeState, ...]]:
-    """Return the query of each `tollgate up` that runs on this database."""
+def homes_query(*, is_wanted: bool = True) -> Query[tuple[HomeState, ...]]:
+    """Return the query of each `tollgate up` that runs on this database; of none, where that is not
+    wanted."""
     running = sa.select(homes).where(homes.c.seen_at > sa.func.now() - HOME_SEEN)
+    running = running if is_wanted else running.where(sa.false())
     return Query(
         running.order_by(homes.c.home),
-        lambda rows: tuple(HomeState(**row._mapping) for row in rows),
+        lambda rows: tuple(map(_to_home, rows)),
     )
+
+
+def _to_home(row: AnyRow) -> HomeState:
+    running = msgspec.convert(row.running, RunningModels)
+    return HomeState(**{**row._mapping, "running": running})
 
 
 async def read_stored(conn: AsyncConnection) -> StoredSettings:
@@ -224,15 +241,22 @@ async def remove_item(
 
 
 async def report_home(
-    conn: AsyncConnection, home: str, number: int, problem: str, names: dict[Kind, list[str]]
+    conn: AsyncConnection,
+    home: str,
+    number: int,
+    problem: str,
+    names: dict[Kind, list[str]],
+    running: RunningModels | None = None,
 ) -> None:
-    """Write what a home made of what is stored; homes that are gone for a day are forgotten."""
+    """Write what a home made of what is stored, and what it runs; homes that are gone for a day are
+    forgotten."""
     row = {
         "home": home,
         "number": number,
         "problem": problem,
         "file_names": names,
         "seen_at": sa.func.now(),
+        "running": msgspec.to_builtins(running or RunningModels()),
     }
     upsert = insert(homes).values(**row)
     await conn.execute(upsert.on_conflict_do_update(index_elements=["home"], set_=row))

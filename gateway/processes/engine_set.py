@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,17 @@ from engine.errors import EngineUnavailable
 from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet, end_tasks
 from gateway.home import Home
+from gateway.installation.model_versions import (
+    MAX_PROBLEM_CHARS,
+    ModelVersion,
+    State,
+    version_of,
+    weights_of,
+)
 from gateway.logs import last_error
 from gateway.processes.child_processes import Child, spawn
 from gateway.processes.restarter import Restarter, StartError, together
+from gateway.processes.start_view import SERVING, WARMING, EngineStages
 from gateway.processes.watchdog import Watchdog
 from gateway.settings.child_environment import engine_environment
 from gateway.settings.load import Settings, own_environment
@@ -46,10 +55,12 @@ class RunningEngine:
     what it counts: no two that live at a time share one."""
 
     def __init__(self, model: ModelConfig, number: int, record: int, restarter: Restarter) -> None:
-        assert model.engine is not None
+        assert model.engine is not None and model.path is not None
         self.model, self.number, self.record, self.restarter = model, number, record, restarter
         self.address = model.engine
-        self.is_ready = False
+        self.is_ready, self.is_retired = False, False
+        self._stages = EngineStages(model.path, model.engine)
+        self._version: ModelVersion | None = None
         restarter.is_final = self._is_vain
 
     def _is_vain(self, status: int) -> bool:
@@ -66,6 +77,33 @@ class RunningEngine:
             return None
         return f"{self.restarter.name}: {last_error(left.log, left.log_start)}"
 
+    def look(self, problem: str = "") -> ModelVersion:
+        """Look at its process, and tell how far it is and since when. `problem`: why it never came
+        to serve."""
+        state: State = "failed" if problem else self._state()
+        digest, before = version_of(self.model), self._version
+        if before is None or (before.state, before.version) != (state, digest):
+            self._version = ModelVersion(
+                model=self.model.name,
+                version=digest,
+                weights=weights_of(self.model),
+                place=self.restarter.name,
+                state=state,
+                since=int(time.time()),
+                problem=problem[:MAX_PROBLEM_CHARS],
+            )
+        assert self._version is not None
+        return self._version
+
+    def _state(self) -> State:
+        if self.is_retired:
+            return "draining"
+        child = self.restarter.child
+        step = None if child is None else self._stages.look(child.pid)[0]
+        if self.is_ready:
+            return "serving" if step == SERVING else "restarting"
+        return "ready" if step == SERVING else "warming" if step == WARMING else "starting"
+
     @property
     def will_never_start(self) -> bool:
         left = self.restarter.last_exit
@@ -80,7 +118,10 @@ class EngineSet:
         self._engines: dict[str, RunningEngine] = {}
         self._retiring: dict[str, RunningEngine] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
+        self._failed: list[ModelVersion] = []
         self._tasks = TaskSet()
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when `versions` tells something else, but for the steps of a start."""
 
     @property
     def all(self) -> list[RunningEngine]:
@@ -89,6 +130,11 @@ class EngineSet:
     @property
     def restarters(self) -> list[Restarter]:
         return [each.restarter for each in self.all]
+
+    def versions(self) -> list[ModelVersion]:
+        """Return the version that each engine has of its model, and those that did not start when
+        engines were begun last."""
+        return [*(each.look() for each in self.all), *self._failed]
 
     def place(self, models: Sequence[ModelConfig]) -> tuple[ModelConfig, ...]:
         """Give each model the engine that runs as it wants it, or the address of one that will. An
@@ -127,19 +173,27 @@ class EngineSet:
         fresh = [self._engine(each, settings) for each in self._missing(settings.models)]
         self._engines |= {each.address: each for each in fresh}
         await together(*(each.restarter.begin() for each in fresh))
+        self.on_change()
         return fresh
+
+    def forget_failures(self) -> None:
+        """Forget the versions that did not start: others are tried."""
+        self._failed = []
 
     async def until_ready(self, fresh: Iterable[RunningEngine]) -> None:
         """Wait until engines serve. Raises: StartError, with the reason that an engine gives."""
         await together(*(self._until_ready(each) for each in fresh))
 
-    def watch(self) -> None:
-        """Watch those that serve, from now on: who hangs is killed, and started again."""
+    def watch(self, models: Iterable[ModelConfig]) -> None:
+        """Watch those that serve, from now on: who hangs is killed, and started again. `models`:
+        those in force, some of which an engine runs on with other settings than it began with."""
+        in_force = {each.engine: each for each in models}
         for address, each in self._engines.items():
-            each.is_ready = True
+            each.is_ready, each.model = True, in_force.get(address, each.model)
             if address not in self._watching:
                 dog = Watchdog(each.restarter, address, load_timeout_s=READY_TIMEOUT_S)
                 self._watching[address] = self._tasks.spawn(dog.run(), name=f"watch {address}")
+        self.on_change()
 
     async def stop_unwanted(self, models: Sequence[ModelConfig]) -> list[str]:
         """Stop the engines that no model wants, once what they are doing is done, and return the
@@ -148,10 +202,13 @@ class EngineSet:
         await asyncio.gather(*(self._end(each) for each in gone))
         return [each.model.name for each in gone]
 
-    async def drop(self, fresh: Iterable[RunningEngine]) -> None:
-        """End engines that nobody was told of."""
+    async def drop(self, fresh: Iterable[RunningEngine], problem: str = "") -> None:
+        """End engines that nobody was told of. `problem`: why they are not wanted any more."""
         for each in fresh:
             self._engines.pop(each.address, None)
+            if problem:
+                self._failed.append(each.look(each.failure or problem))
+        self.on_change()
         await asyncio.gather(*(each.restarter.stop(ENGINE_STOP_S) for each in fresh))
 
     def retire(
@@ -178,6 +235,8 @@ class EngineSet:
         gone = [each for each in self._engines.values() if each.address not in wanted]
         for each in gone:
             self._retiring[each.address] = self._engines.pop(each.address)
+            each.is_retired = True
+        self.on_change()
         return gone
 
     async def _end(self, each: RunningEngine) -> None:
@@ -185,6 +244,7 @@ class EngineSet:
             await end_tasks(watching)
         await each.restarter.stop(RETIRE_S)
         del self._retiring[each.address]
+        self.on_change()
         log.info("%s of %s has ended", each.restarter.name, each.model.name)
 
     async def _until_ready(self, each: RunningEngine) -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from billing.errors import BillingError
 from engine.errors import ConfigError
+from gateway.installation.model_versions import ModelVersion, VersionHistory
 from gateway.processes.control_socket import ReloadAnswer, ReloadRequest, Tell
 from gateway.processes.engine_set import EngineSet
 from gateway.processes.restarter import StartError
@@ -33,6 +34,7 @@ Complete = Callable[[Settings], Awaitable[Settings]]
 """Adds what is stored in Postgres to settings that were read. Raises: SettingsError, OSError,
 SQLAlchemyError."""
 ALL_NEW = "All workers are new."
+REFUSED = "Refused, the old settings stay in force: "
 
 
 class Reload:
@@ -57,7 +59,13 @@ class Reload:
         """Called with `problem` when settings were reloaded or refused."""
         self._as_read, self._read, self._complete = as_read, read, complete
         self._engines, self._workers, self._say = engines, workers, say
+        self._elsewhere = VersionHistory()
         self._turn = asyncio.Lock()
+
+    def versions(self) -> list[ModelVersion]:
+        """Return the versions of all models: those in force, and those that come and go."""
+        elsewhere = (each for each in self.settings.models if not each.starts_engine)
+        return [*self._engines.versions(), *self._elsewhere.of(elsewhere)]
 
     async def answer(self, request: ReloadRequest, tell: Tell = lambda line: None) -> ReloadAnswer:
         """Reload, and say what came of it; `tell` shows whoever asked what takes its time. Raises
@@ -77,7 +85,7 @@ class Reload:
                     log.exception("settings are not reloaded")
                 found = refused(error)
         if not request.is_dry_run:
-            self.problem = found.message if found.is_refused else ""
+            self.problem = found.message.removeprefix(REFUSED) if found.is_refused else ""
             self.on_outcome(self.problem)
         for line in (*found.changes, found.message):
             self._say(line)
@@ -105,7 +113,7 @@ class Reload:
             if stopped and isinstance(error, Exception):
                 await self._bring_back(stopped, say)
             raise
-        self._engines.watch()
+        self._engines.watch(fresh.models)
         gone = self._retire_engines(fresh)
         replaced = self._is_for_new_workers(fresh, request)
         self.settings, self._as_read = fresh, wanted
@@ -123,7 +131,7 @@ class Reload:
         names = ", ".join(stopped)
         say(f"Starting the old {of_engines(stopped)} of {names} again.")
         back = await self._engines.begin(self.settings)
-        self._engines.watch()
+        self._engines.watch(self.settings.models)
         try:
             await self._engines.until_ready(back)
         except StartError as error:
@@ -131,6 +139,7 @@ class Reload:
 
     async def _start_engines(self, fresh: Settings, say: Tell) -> None:
         """Raises: StartError, with the reason that an engine gives, and nothing is left of any."""
+        self._engines.forget_failures()
         started = await self._engines.begin(fresh)
         try:
             if started:
@@ -139,8 +148,8 @@ class Reload:
                 began = time.monotonic()
                 await self._engines.until_ready(started)
                 say(f"Ready: {names}, after {time.monotonic() - began:.1f} s.")
-        except BaseException:
-            await self._engines.drop(started)
+        except BaseException as error:
+            await self._engines.drop(started, str(error) if isinstance(error, StartError) else "")
             raise
 
     def _retire_engines(self, wanted: Settings) -> list[str]:
@@ -215,9 +224,7 @@ def refused(error: Exception) -> ReloadAnswer:
             ". `tollgate up` has the variables that it was started with; an api_key_file is read "
             "at each reload"
         )
-    return ReloadAnswer(
-        is_refused=True, message=f"Refused, the old settings stay in force: {reason}"
-    )
+    return ReloadAnswer(is_refused=True, message=f"{REFUSED}{reason}")
 
 
 def would(changes: tuple[SettingChange, ...], num_prices: int) -> str:

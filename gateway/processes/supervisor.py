@@ -175,7 +175,7 @@ class Supervisor:
             self._start(listener, workers), self._end_a_vain_start(), self._show_engines()
         )
         self._view.close()
-        self._engines.watch()
+        self._engines.watch(self.settings.models)
         site = self.settings.public_url or base_url(listener).removesuffix("/v1")
         sign_in = await self._make_sign_in_link(site) if sys.stdout.isatty() else (None, True)
         lines = await capacities(self.settings.models)
@@ -281,9 +281,10 @@ class Supervisor:
         self.settings = msgspec.structs.replace(
             self.settings, models=self._as_read.models, mcp=self._as_read.mcp
         )
+        self._stored.note("")
 
     async def _follow_stored(self, stored: StoredSettingsFollower, reload: Reload) -> None:
-        """Reload when operators change what is stored, until cancelled."""
+        """Reload when operators change what is stored, and report what runs, until cancelled."""
         from gateway.worker.work_listener import WorkListener
 
         async def reload_all() -> str:
@@ -292,11 +293,13 @@ class Supervisor:
 
         assert self._db is not None
         reload.on_outcome = stored.note
+        stored.versions = reload.versions
+        self._engines.on_change = stored.reporting.wake
         listener = WorkListener(self._db)
         looking = stored.following(reload_all, listener)
         listener.start()
         try:
-            await looking.run()
+            await together(looking.run(), stored.reporting.run())
         finally:
             await listener.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.installation.follower import LOOK_S, REPORT_S, StoredSettingsFollower
 from gateway.installation.items import HOME_SEEN, HomeState, generation, items, read_stored
 from gateway.installation.merge import Merger, StoredSetting
+from gateway.installation.model_versions import ModelVersion
 from gateway.secret import Secret, SecretKey
 from gateway.settings.load import Settings, load
 from tests.gateway.whole_app import SECRET
@@ -41,6 +43,9 @@ class Follower:
     async def look(self) -> HomeState:
         """Look once; return what the home reports."""
         await self.stored.look(self.reload)
+        return await self.read()
+
+    async def read(self) -> HomeState:
         async with self._db.connect() as conn:
             (home,) = (await read_stored(conn)).homes
         return home
@@ -83,6 +88,40 @@ async def test_what_is_refused_is_reported_and_tried_again_at_the_next_change(
     await follower.store(StoredSetting(kind="model", name="wide", content=UPSTREAM), 2)
     found = await follower.look()
     assert (found.number, found.problem) == (2, "")
+
+
+async def test_what_is_taken_up_is_reported_meanwhile_and_in_force_only_then(
+    follower: Follower,
+) -> None:
+    """An engine may load for minutes: the home stays in sight, with the version that starts."""
+    starting = ModelVersion(
+        model="near", version="b" * 10, place="engine-1", state="starting", since=5
+    )
+    serving = msgspec.structs.replace(starting, state="serving", since=6)
+    follower.stored.versions = lambda: [starting]
+    meanwhile: list[HomeState] = []
+
+    async def reload() -> str:
+        await follower.reload()
+        await follower.stored.report()
+        meanwhile.append(await follower.read())
+        follower.stored.versions = lambda: [serving]
+        return ""
+
+    await follower.store(StoredSetting(kind="model", name="far", content=UPSTREAM), 4)
+    await follower.stored.look(reload)
+    [seen], found = meanwhile, await follower.read()
+    assert (seen.number, seen.running.models, seen.is_changing) == (0, (starting,), True)
+    assert (found.number, found.running.models, found.is_changing) == (4, (serving,), False)
+    assert found.running.release == version("tollgate")
+
+
+async def test_what_was_only_tried_is_taken_up_all_the_same(follower: Follower) -> None:
+    """A dry run merges what is stored, and nothing comes of it."""
+    await follower.look()
+    await follower.store(StoredSetting(kind="model", name="far", content=UPSTREAM), 1)
+    await follower.stored.merged_into(follower.file)
+    assert (await follower.look()).number == 1 and follower.in_force == [("near", "far")]
 
 
 async def test_a_home_is_seen_for_as_long_as_it_runs(follower: Follower, db: AsyncEngine) -> None:

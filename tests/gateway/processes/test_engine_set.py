@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from gateway.home import Home
 from gateway.processes.engine_set import EngineSet, RunningEngine
 from gateway.processes.restarter import Restarter
+from gateway.processes.start_view import IMPORTING, SERVING, EngineStages
 from gateway.settings.load import Settings, load
 
 FAR = '[[model]]\nname = "far"\nupstream = "http://127.0.0.1:1/v1"\n'
@@ -111,6 +113,56 @@ async def test_an_engine_that_was_stopped_gives_its_place_back(engines: Engines)
         (model,) = engines.set._missing(settings.models)
         penny = engines.set._engine(model, settings)
         assert (penny.number, penny.record) == (number, 1)
+
+
+async def test_each_engine_tells_how_far_its_version_is(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = IMPORTING
+    monkeypatch.setattr(EngineStages, "look", lambda self, pid: (step, 0, 0))
+    changes: list[list[tuple[str, str]]] = []
+
+    def states() -> list[tuple[str, str]]:
+        return [(each.place, each.state) for each in engines.set.versions()]
+
+    engines.set.on_change = lambda: changes.append(states())
+    (old,) = engines.run(PENNY)
+    old.restarter._child = SimpleNamespace(pid=1)  # type: ignore[assignment]
+    assert states() == [("engine-0", "starting")]
+    since = engines.set.versions()[0].since
+    assert engines.set.versions()[0].since == since
+    step = SERVING
+    assert states() == [("engine-0", "ready")]
+    engines.set._watching[old.address] = None  # type: ignore[assignment]
+    engines.set.watch(engines.read(PENNY).models)
+    (new,) = engines.run(PENNY + "[engine]\nmax_num_seqs = 5\n")
+    assert states() == [("engine-0", "serving"), ("engine-1", "starting")]
+    old.restarter._child = None
+    assert states()[0] == ("engine-0", "restarting")
+    await engines.set.drop([new], "engine-1: it does not fit")
+    *_, failed = engines.set.versions()
+    assert (failed.place, failed.state) == ("engine-1", "failed")
+    assert failed.problem == "engine-1: it does not fit"
+    assert failed.version != engines.set.versions()[0].version
+    engines.set.forget_failures()
+    engines.run(PENNY + "[engine]\nmax_num_seqs = 6\n")
+    engines.set._part_with_unwanted(engines.read(PENNY + "[engine]\nmax_num_seqs = 6\n").models)
+    assert states() == [("engine-1", "starting"), ("engine-0", "draining")]
+    assert [each[0] for each in changes] == [
+        ("engine-0", "serving"),
+        ("engine-0", "restarting"),
+        ("engine-1", "starting"),
+    ]
+
+
+def test_an_engine_that_runs_on_has_the_version_of_the_settings_in_force(engines: Engines) -> None:
+    engines.run(PENNY)
+    before = engines.set.versions()[0].version
+    more = engines.read(PENNY + "tool_call_parser = 'hermes'\n").models
+    for address in engines.set._engines:
+        engines.set._watching[address] = None  # type: ignore[assignment]
+    engines.set.watch(more)
+    assert engines.set.versions()[0].version not in ("", before)
 
 
 def test_only_an_engine_that_never_served_is_given_up(engines: Engines) -> None:

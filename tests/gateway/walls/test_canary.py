@@ -107,7 +107,7 @@ async def test_no_secret_is_anywhere_but_in_the_answer_that_issued_it(
 
 
 async def issue_keys(app: Litestar, call: Caller, db: AsyncEngine, home: Path) -> str:
-    """Keys of administration and for inference: made, repeated, rotated, reported. Returns an
+    """Admin keys and for inference: made, repeated, rotated, reported. Returns an
     operator's."""
     secret = Secret.load(home / "secret.json").current
     pepper = {"pepper": secret.derive(PEPPER_PURPOSE), "pepper_id": secret.id}
