@@ -298,6 +298,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
     """False: a checkpoint without a language model's head, which only embeds."""
     lanes: dict[Lane, LaneStatus] = {}
     """All three."""
+    num_cached_blocks: int = 0
+    """Those whose content a later prompt may find, held by a request or not."""
     silent_s: float = 0.0
     """On connection: how long ago the step loop said this."""
 

@@ -81,7 +81,8 @@ TTFT_SLO = f"max by (model, lane) (tollgate_slo_ttft_seconds{{{MODEL}}})"
 TPOT_SLO = f"max by (model, lane) (tollgate_slo_tpot_seconds{{{MODEL}}})"
 HITS = rate("tollgate_prefix_cache_hit_tokens", "model", where=MODEL)
 LOOKUPS = rate("tollgate_prefix_cache_query_tokens", "model", where=MODEL)
-LEASED = f"tollgate_kv_cache_leased_blocks{{{MODEL}}} / tollgate_kv_cache_blocks"
+CACHED_BLOCKS = f"tollgate_kv_cache_cached_blocks{{{MODEL}}} / tollgate_kv_cache_blocks"
+LEASED_BLOCKS = f"tollgate_kv_cache_leased_blocks{{{MODEL}}} / tollgate_kv_cache_blocks"
 DRAFTED = f"sum by (model) (tollgate_spec_decode_draft_tokens{{{MODEL}}})"
 RIGHT = f"sum by (model) (tollgate_spec_decode_accepted_tokens{{{MODEL}}})"
 SPENT_ON_CALLS = 'sum(rate(tollgate_spend_usd_total{model="mcp"}[$__rate_interval]))'
@@ -210,14 +211,13 @@ ENGINE = Dashboard(
             "Granted, then kept; all other outcomes are refunded.",
         ),
         Panel(
-            "KV blocks kept by leases",
+            "KV blocks cached and leased",
             [
-                (
-                    "{{model}}",
-                    f"max by (model) ({LEASED})",
-                )
+                ("{{model}} cached", f"max by (model) ({CACHED_BLOCKS})"),
+                ("{{model}} leased", f"max by (model) ({LEASED_BLOCKS})"),
             ],
             "percentunit",
+            "Of all blocks; those that leases keep are among the cached ones.",
         ),
         Panel(
             "Guessed tokens that were right",

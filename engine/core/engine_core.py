@@ -222,6 +222,7 @@ class EngineCore:
             embedding_size=resolved.embedding_size,
             generates=resolved.generates,
             lanes=scheduler.lanes(),
+            num_cached_blocks=scheduler.cache.num_cached_blocks,
         )
 
     def check_integrity(self) -> None:

@@ -346,6 +346,7 @@ class FakeCore:
             embedding_size=self.resolved.embedding_size,
             generates=self.resolved.generates,
             lanes={lane: self._lane(lane) for lane in LANE_WEIGHTS},
+            num_cached_blocks=self._cache.num_cached_blocks,
         )
 
     def _lane(self, lane: Lane) -> LaneStatus:

@@ -41,6 +41,10 @@ class FakeCache:
         self._prefixes: dict[bytes, int] = {}
         """Blocks' numbers by content, a child before its parent, least recently used first."""
 
+    @property
+    def num_cached_blocks(self) -> int:
+        return len(self._prefixes)
+
     def look_up(self, request: EngineRequest) -> PrefixMatch:
         """Find the longest remembered prefix in whole blocks, and remember this prompt's own."""
         breakpoints, kept = request.breakpoints, NOTHING_KEPT

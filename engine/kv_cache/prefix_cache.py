@@ -106,6 +106,7 @@ class PrefixCache:
 
     @property
     def num_cached_blocks(self) -> int:
+        """Blocks whose content is found, held by a table or not."""
         return len(self._block_of)
 
     def num_blocks_for(self, num_tokens: int) -> int:

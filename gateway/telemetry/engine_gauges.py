@@ -24,6 +24,11 @@ ENGINE_GAUGES = {
         "Near 1 with preemptions: a larger KV cache, shorter contexts or fewer requests at once.",
     ),
     "num_blocks": ("kv_cache_blocks", "KV blocks there are.", "A size, of 16 tokens each."),
+    "num_cached_blocks": (
+        "kv_cache_cached_blocks",
+        "KV blocks whose content a later prompt may find, held by a request or not.",
+        "All of them and few hits: prompts do not begin alike, or blocks are evicted too soon.",
+    ),
     "num_leased_blocks": (
         "kv_cache_leased_blocks",
         "KV blocks that are kept for a time for who paid for it.",

@@ -640,6 +640,18 @@ class Telemetry:
             for each in self.made.histograms
         ]
 
+    def token_counts(self) -> dict[str, Counted[str]]:
+        """Return the tokens of each model by kind, as all workers have counted them, those that are
+        gone too. It reads their files."""
+        found: dict[str, Counted[str]] = {}
+        for each in self.measured().metrics:
+            if each.name == "tollgate_tokens":
+                for sample in each.samples:
+                    if sample.name.endswith("_total"):
+                        of_model = found.setdefault(sample.labels["model"], Counted())
+                        of_model[sample.labels["kind"]] += int(sample.value)
+        return found
+
     def num_open_calls(self) -> int:
         """Return the requests for a model under way in all workers, as each of them has last
         observed it."""

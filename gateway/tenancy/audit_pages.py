@@ -62,7 +62,7 @@ async def list_entries(
     """
     if query.tenant_only:
         return [], False
-    listed = _select(org_id).where(*_conditions(org_id, query))
+    listed = select_entries(org_id).where(*_conditions(org_id, query))
     if query.after is not None:
         listed = listed.where(entries.c.sequence < _sequence_of(org_id, query.after))
     if query.before is not None:
@@ -72,7 +72,7 @@ async def list_entries(
     rows = list(await conn.execute(listed.order_by(order).limit(query.limit + 1)))
     if not rows:
         await _require(conn, org_id, after=query.after, before=query.before)
-    page = [_to_event(row) for row in rows[: query.limit]]
+    page = [to_event(row) for row in rows[: query.limit]]
     return page[::-1] if backwards else page, len(rows) > query.limit
 
 
@@ -132,7 +132,7 @@ def _second(unix_time: int) -> datetime:
         return datetime.max.replace(tzinfo=UTC)
 
 
-def _select(org_id: str) -> sa.Select[Any]:
+def select_entries(org_id: str) -> sa.Select[Any]:
     """Select entries with the names of project and key and the actors' addresses as they are
     now."""
     own = users.c
@@ -147,7 +147,7 @@ def _select(org_id: str) -> sa.Select[Any]:
     return named.where(entries.c.org_id == org_id)
 
 
-def _to_event(row: sa.Row[Any]) -> AuditEvent:
+def to_event(row: sa.Row[Any]) -> AuditEvent:
     values = dict(row._mapping)
     addresses = (row.actor_id, values.pop("of_actor")), (row.on_behalf_of, values.pop("of_person"))
     emails = {user_id: email for user_id, email in addresses if email is not None}
@@ -156,10 +156,10 @@ def _to_event(row: sa.Row[Any]) -> AuditEvent:
 
 async def get_entry(conn: AsyncConnection, org_id: str, entry_id: str) -> AuditEvent:
     """Raises: NotFound."""
-    row = (await conn.execute(_select(org_id).where(entries.c.id == entry_id))).one_or_none()
+    row = (await conn.execute(select_entries(org_id).where(entries.c.id == entry_id))).one_or_none()
     if row is None:
         raise NotFound("audit_log", f"no entry {entry_id!r}")
-    return _to_event(row)
+    return to_event(row)
 
 
 async def last_sequence(conn: AsyncConnection, org_id: str) -> int:

@@ -1,13 +1,15 @@
-"""Shows /console/fleet: what is served and by what, how full it is, who waits, and which `tollgate
-up` has which settings in force. For operators: it is the installation's.
+"""Shows /console/fleet: what is served and by what, how full it is, who waits, where cached tokens
+come from, which version of each model runs where, and which `tollgate up` has which settings in
+force. For operators: it is the installation's.
 
 The figures of an engine are its own last word; those of an upstream, and what is served, are of the
-worker that answers.
+worker that answers; versions are what each home reports.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
 import msgspec
@@ -15,10 +17,12 @@ from litestar import Response
 
 from billing.queries import ask_all
 from engine.protocol import Lane, ReplicaStatus
+from gateway.console.rollouts import Rollout, changes_of_models_query, rollouts_of
 from gateway.console.tables import Table, TableColumn
 from gateway.fleet.router import Route
 from gateway.health.component import GOOD, USELESS, replica_component
 from gateway.installation.items import HomeState, homes_query, number_query
+from gateway.routes.console.audit import who
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
 
@@ -38,9 +42,6 @@ class ShownModel(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     kv_used: float | None
-    leased: float | None
-    cache_hits: float | None
-    """The share of the prompts' tokens that the prefix cache had, since the engine's start."""
     preemptions: int | None
 
 
@@ -79,7 +80,6 @@ def to_model(route: Route, status: ReplicaStatus | None) -> ShownModel:
     word, tone = ("down", "err") if not useful else ("serves", "ok")
     if 0 < useful < len(states) or (useful and any(each not in GOOD for each in states)):
         word, tone = f"{useful} of {len(states)} serve", "wait"
-    asked = 0 if status is None else status.prefix_cache_query_tokens
     return ShownModel(
         name=route.model,
         kind="adapter" if route.parent else route.kind,
@@ -88,8 +88,6 @@ def to_model(route: Route, status: ReplicaStatus | None) -> ShownModel:
         running=sum(each.num_running for each in healths),
         waiting=sum(each.num_waiting for each in healths),
         kv_used=None if status is None else status.kv_cache_usage,
-        leased=None if status is None else status.num_leased_blocks / max(status.num_blocks, 1),
-        cache_hits=status.prefix_cache_hit_tokens / asked if status is not None and asked else None,
         preemptions=None if status is None else status.num_preemptions,
     )
 
@@ -126,10 +124,67 @@ def lanes_of(model: str, status: ReplicaStatus) -> Iterator[ShownLane]:
         )
 
 
+class CacheTier(msgspec.Struct, frozen=True, kw_only=True):
+    """One place from which cached tokens of a model come. None: nobody here knows."""
+
+    model: str
+    tier: str
+    size: int | None = None
+    """Tokens, as the next ones."""
+    used: float | None = None
+    """The share that running requests hold."""
+    cached: int | None = None
+    leased: int | None = None
+    hits: int
+    asked: int
+
+    @property
+    def hit_rate(self) -> float | None:
+        return self.hits / self.asked if self.asked else None
+
+
+def engine_tier(model: str, status: ReplicaStatus) -> CacheTier:
+    return CacheTier(
+        model=model,
+        tier="KV memory of the engine",
+        size=status.num_blocks * status.block_size,
+        used=status.kv_cache_usage,
+        cached=status.num_cached_blocks * status.block_size,
+        leased=status.num_leased_blocks * status.block_size,
+        hits=status.prefix_cache_hit_tokens,
+        asked=status.prefix_cache_query_tokens,
+    )
+
+
+def upstream_tier(model: str, counts: Mapping[str, int]) -> CacheTier:
+    """`counts`: the tokens of a model by kind."""
+    hits = counts.get("cache_read", 0)
+    asked = hits + counts.get("uncached", 0) + counts.get("cache_write", 0)
+    return CacheTier(model=model, tier="cache of the provider", hits=hits, asked=asked)
+
+
+async def read_tiers(
+    request: ConsoleRequest, routes: Sequence[Route], statuses: Mapping[str, ReplicaStatus | None]
+) -> list[CacheTier]:
+    """Return where cached tokens come from: of each engine that answers, and of each model that
+    upstreams serve."""
+    found = []
+    is_upstream = any(each.kind == "upstream" for each in routes)
+    telemetry = request.services.telemetry
+    counts = await asyncio.to_thread(telemetry.token_counts) if is_upstream else {}
+    for route in routes:
+        status = statuses[route.model]
+        if route.kind == "upstream":
+            found.append(upstream_tier(route.model, counts.get(route.model, {})))
+        elif route.parent is None and status is not None:
+            found.append(engine_tier(route.model, status))
+    return found
+
+
 def state_of_home(home: HomeState, number: int) -> tuple[str, str]:
     if home.problem:
         return "refuses them", "err"
-    if home.number == number:
+    if home.number == number and not home.is_changing:
         return "in force", "ok"
     return "takes them up", "wait"
 
@@ -139,7 +194,8 @@ def homes_table(found: tuple[HomeState, ...], number: int) -> Table:
         "Settings in force",
         found,
         TableColumn("Home", "home"),
-        TableColumn("Stored settings", lambda each: state_of_home(each, number), kind="tag"),
+        TableColumn("Release", lambda each: each.running.release or None),
+        TableColumn("Settings", lambda each: state_of_home(each, number), kind="tag"),
         TableColumn("Number", "number", kind="count"),
         TableColumn("Reason", lambda each: each.problem or None),
         TableColumn("Seen", "seen_at", kind="time"),
@@ -153,9 +209,6 @@ MODEL_COLUMNS = (
     TableColumn("Running", "running", kind="count"),
     TableColumn("Waiting", "waiting", kind="count"),
     TableColumn("KV in use", "kv_used", kind="bar", hint="Blocks that requests hold, of all."),
-    TableColumn("Leased", "leased", kind="percent", hint="Blocks kept for who paid for it."),
-    TableColumn("From the cache", "cache_hits", kind="percent",
-                hint="Of the prompts' tokens, since the engine's start."),
     TableColumn("Preempted", "preemptions", kind="count", hint="Since the engine's start."),
     TableColumn("Context", "context", kind="count"),
 )  # fmt: skip
@@ -168,6 +221,18 @@ LANE_COLUMNS = (
     TableColumn("Prompt tokens to compute", "tokens", kind="count"),
     TableColumn("Tokens a second", "prefill_speed", kind="count", hint="Of prompts, recently."),
 )
+TIER_COLUMNS = (
+    TableColumn("Model", "model"),
+    TableColumn("Tier", "tier"),
+    TableColumn("Size", "size", kind="count", hint="Tokens."),
+    TableColumn("In use", "used", kind="bar", hint="By running requests."),
+    TableColumn("Cached", "cached", kind="count",
+                hint="Tokens that a later prompt may find, also while requests use them."),
+    TableColumn("Leased", "leased", kind="count", hint="Tokens kept for who paid for it."),
+    TableColumn("Hits", "hits", kind="count",
+                hint="Tokens of prompts that it had: since the engine's start, or the gateway's."),
+    TableColumn("Hit rate", "hit_rate", kind="percent", hint="Of all tokens of prompts."),
+)  # fmt: skip
 REPLICA_COLUMNS = (
     TableColumn("Replica", "name"),
     TableColumn("Model", "model"),
@@ -181,10 +246,38 @@ REPLICA_COLUMNS = (
 )
 
 
+def rollouts_table(request: ConsoleRequest, found: Sequence[Rollout]) -> Table:
+    def entry_of(rollout: Rollout) -> str | None:
+        is_theirs = rollout.change is not None and request.can("admin:audit")
+        return f"/console/audit/{rollout.change.id}" if rollout.change and is_theirs else None
+
+    def changer(rollout: Rollout) -> str | None:
+        return None if rollout.change is None else who(rollout.change)
+
+    return Table(
+        "Rollouts",
+        found,
+        TableColumn("Model", lambda each: each.version.model),
+        TableColumn("Version", lambda each: each.version.version, kind="code",
+                    hint="A digest of its settings: where they are the same, so is it."),
+        TableColumn("State", "state", kind="tag"),
+        TableColumn("Since", lambda each: each.version.since, kind="time"),
+        TableColumn("Runs at", lambda each: each.version.place, detail=lambda each: each.home),
+        TableColumn("Home", "home", in_page=False),
+        TableColumn("Weights", lambda each: each.version.weights or None),
+        TableColumn("Changed by", changer, link=entry_of,
+                    hint="The last change of the model before that, in the audit log."),
+        TableColumn("Reason", lambda each: each.version.problem or None)
+        if any(each.version.problem for each in found) else None,
+    )  # fmt: skip
+
+
 @page.get()
 async def show(request: ConsoleRequest) -> Response[bytes]:
     async with request.system_db.connect() as conn:
-        number, homes = await ask_all(conn, number_query(), homes_query())
+        number, homes, changes = await ask_all(
+            conn, number_query(), homes_query(), changes_of_models_query(request.org_id)
+        )
     health = await request.services.readiness.health()
     routes = sorted(request.services.generation.fleet.routes, key=lambda each: each.model)
     statuses: Mapping[str, ReplicaStatus | None] = {
@@ -198,18 +291,19 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         for lane in lanes_of(route.model, status)
     ]
     replicas = [each for route in routes if route.parent is None for each in replicas_of(route)]
-    configuration = request.services.configuration
-    engines = len({each.model for each in routes if each.kind == "engine" and not each.parent})
-    in_use = 0 if configuration is None else len(configuration.engine_addresses)
+    tiers = await read_tiers(request, routes, statuses)
     return request.render(
         "fleet",
         table=Table("Models", models, *MODEL_COLUMNS),
-        lanes=Table("Lanes", lanes, *LANE_COLUMNS),
-        replicas=Table("Replicas", replicas, *REPLICA_COLUMNS),
-        homes=homes_table(homes, number),
+        tables={
+            "lanes": Table("Lanes", lanes, *LANE_COLUMNS),
+            "tiers": Table("Cache tiers", tiers, *TIER_COLUMNS),
+            "replicas": Table("Replicas", replicas, *REPLICA_COLUMNS),
+            "rollouts": rollouts_table(request, rollouts_of(homes, changes)),
+            "homes": homes_table(homes, number),
+        },
         health=health,
         parts=[each for each in health.components if each.kind in ("spool", "postgres", "redis")],
-        leaving=max(in_use - engines, 0),
         tones=TONES,
         down=[each.name for each in models if each.state[1] == "err"],
         running=sum(each.running for each in replicas),

@@ -25,7 +25,9 @@ from gateway.console.budgets import with_held
 from gateway.console.changes import NEEDS, Changes, changes_query
 from gateway.console.formats import SPACE, count, ms, percent
 from gateway.console.model_names import model_name
+from gateway.console.rollouts import rollout_needs
 from gateway.console.tables import Table, TableColumn
+from gateway.installation.items import homes_query
 from gateway.lanes import Slo
 from gateway.mcp.changed_offers import read_changed
 from gateway.principal import SCOPE_USAGE_READ
@@ -84,8 +86,11 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         )
     servers = servers_of(request)
     async with request.system_db.connect() as conn:
-        found, changes = await ask_all(
-            conn, attention_query(request.org_id, servers), changes_of(request, window)
+        found, changes, homes = await ask_all(
+            conn,
+            attention_query(request.org_id, servers),
+            changes_of(request, window),
+            homes_query(is_wanted=request.user.is_operator),
         )
     changed = await changed_servers(request, servers, found)
     budgets = await with_held(request.redis, request.org_id, found.budgets, request.now)
@@ -103,7 +108,13 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         changes=changes,
         needs=shown_needs(
             request,
-            [*down_replicas(request), *found.needs, *changed, *troubles(request, summary)],
+            [
+                *down_replicas(request),
+                *rollout_needs(homes),
+                *found.needs,
+                *changed,
+                *troubles(request, summary),
+            ],
         ),
         budgets=budgets,
         now_sums=summary.now,

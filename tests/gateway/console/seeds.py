@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 
 import sqlalchemy as sa
 
@@ -15,8 +16,9 @@ from billing.money import PICO_PER_USD
 from gateway.audit.log import COMMAND_LINE
 from gateway.audit.tables import entries
 from gateway.db import tenant
-from gateway.installation.items import create_item, read_number, report_home
+from gateway.installation.items import create_item, homes, read_number, report_home
 from gateway.installation.merge import ChangeCheck, StoredSetting
+from gateway.installation.model_versions import ModelVersion, RunningModels
 from gateway.limits.spending import counter_of
 from gateway.tenancy.keys.keys import create_key
 from gateway.tenancy.members.members import add_member
@@ -37,6 +39,7 @@ HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'{{7*7}}${7*7
 """A name that attacks whoever shows it unescaped."""
 MANY = cycles(1000, 300)
 PLAN = "steady"
+FAILING_HOME = "host:/srv/failing"
 BUDGET_USD, USED = 20, (5, 12, 17, 20)
 
 
@@ -179,7 +182,7 @@ async def webhooks(server: ConsoleServer) -> None:
 
 async def stored_settings(server: ConsoleServer) -> None:
     """Store a model as `POST /v1/admin/settings/models` does, of a name that attacks, and tell of
-    a home that has it in force."""
+    a home that has it in force, and of one where it did not start. Both stay in sight."""
     configuration = server.services.configuration
     wanted = ChangeCheck(configuration.settings, configuration.merger)
     model = StoredSetting(kind="model", name=HOSTILE, content={"upstream": UPSTREAM})
@@ -191,7 +194,31 @@ async def stored_settings(server: ConsoleServer) -> None:
             operator_org=server.little.id,
             actor=COMMAND_LINE,
         )
-        await report_home(conn, "host:/srv/tollgate", await read_number(conn), "", {})
+        number = await read_number(conn)
+        await report_home(conn, "host:/srv/tollgate", number, "", {}, running("serving"))
+        failed = running("failed", "draining", "warming", problem=HOSTILE)
+        await report_home(conn, FAILING_HOME, number, HOSTILE, {}, failed)
+        later = sa.func.now() + timedelta(days=1)
+        await conn.execute(sa.update(homes).values(seen_at=later))
+
+
+def running(*states: str, problem: str = "") -> RunningModels:
+    """Return a model in some states, each of another version."""
+    return RunningModels(
+        release="0.1.0",
+        models=tuple(
+            ModelVersion(
+                model=HOSTILE,
+                version=f"{at:010x}",
+                weights="/srv/models/a-long-folder/" + "of-weights-" * 8,
+                place=f"engine-{at}",
+                state=state,
+                since=int(time.time()) + 1,
+                problem=problem if state == "failed" else "",
+            )
+            for at, state in enumerate(states)
+        ),
+    )
 
 
 def endpoint_addresses(server: ConsoleServer, org: Organization) -> list[str]:

@@ -8,6 +8,7 @@ is answered.
     request.cursor()                     the page of 50 that `?after=` names
     request.address(range="7d")          this page with other parameters; None drops one
     request.render("keys", table=...)    the page, or `?format=csv` of its table
+    request.render(..., tables={"lanes": ...})  others of the page, `?format=csv&table=lanes`
     request.done("Revoked.", to="...")   what a form answers: go there, and say so
 """
 
@@ -57,6 +58,8 @@ MAX_MESSAGE = 1000
 THEMES = ("light", "dark")
 MAX_DIGITS = len(str(MAX_LIMIT))
 FILE_NAME = re.compile(r"[^a-z0-9]+")
+OF_CSV = ("format", "table")
+"""The parameters by which an address is that of a file."""
 IN_ADDRESS = "/:?#@!$&'()*+,;=%-._~"
 """The characters of a `Location` that mean something there, or are quoted already (RFC 3986): all
 others are quoted, for a header has no letters beyond Latin-1."""
@@ -175,7 +178,7 @@ class ConsoleRequest(ActingRequest):
         """Return the address of this page with some parameters changed; None drops one. `path`:
         of another page, which keeps the time range and the organization."""
         if path is None:
-            kept = {name: value for name, value in self.query.items() if name != "format"}
+            kept = {name: value for name, value in self.query.items() if name not in OF_CSV}
             path = self.http.scope["path"]
             if changed.keys() & {"range", "from", "to"}:
                 kept = {name: kept[name] for name in kept if name not in ("range", "from", "to")}
@@ -222,12 +225,15 @@ class ConsoleRequest(ActingRequest):
         status: int = 200,
         headers: Mapping[str, str] | None = None,
         table: Table | None = None,
+        tables: Mapping[str, Table] | None = None,
         **values: Any,
     ) -> Response[bytes]:
         """Show a page: `templates/console/TEMPLATE.html.jinja`. `table`: what `?format=csv` answers
-        with, and `table` in the template."""
+        with, and `table` in the template; `tables`: others by their names there, each of which
+        `?format=csv&table=NAME` answers with. Raises: BadField."""
+        others = tables or {}
         if self.wants_csv and table is not None and self.problem is None:
-            return self.csv(table)
+            return self.csv(others.get(self.value("table", tuple(others)), table))
         if self.problem is not None:
             status = self.problem.status
         flash = self._read_flash()
@@ -246,6 +252,7 @@ class ConsoleRequest(ActingRequest):
             zone=self.zone,
             ranges=CHOICES,
             table=table,
+            **others,
             cells=CellWriter(self.now, self.zone),
             when=lambda moment: formats.time_tag(moment, self.now, self.zone),
             at=lambda moment: formats.moment(moment, self.zone),
