@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,38 @@ def test_the_dashboards_are_made_by_their_generator() -> None:
     assert {path.name: path.read_text() for path in DASHBOARDS} == expected, "make fields"
     uids = [each.uid for each in made["DASHBOARDS"]]
     assert len({*uids}) == len(uids) >= 5
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_dashboards_have_the_fields_of_grafanas_schema_and_no_others(path: Path) -> None:
+    """Grafana's own types read a dashboard and write it: a field that they do not know is lost."""
+    pytest.importorskip("grafana_foundation_sdk", reason="no grafana-foundation-sdk")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
+    written = json.loads(path.read_text())
+    understood = json.loads(JSONEncoder().encode(Dashboard.from_json(written)))
+    assert [*lost(written, understood)] == []
+    written["panels"][0]["targets"][0]["exprr"] = "misspelt"
+    understood = json.loads(JSONEncoder().encode(Dashboard.from_json(written)))
+    assert [*lost(written, understood)] == [".panels[0].targets[0].exprr"]
+
+
+def lost(written: Any, understood: Any, place: str = "") -> Iterator[str]:
+    """Yield where something was written that was not understood."""
+    if isinstance(written, dict) and isinstance(understood, dict):
+        for name, value in written.items():
+            if name not in understood:
+                yield f"{place}.{name}"
+            else:
+                yield from lost(value, understood[name], f"{place}.{name}")
+    elif isinstance(written, list) and isinstance(understood, list):
+        for at, (left, right) in enumerate(zip_longest(written, understood)):
+            yield from lost(left, right, f"{place}[{at}]")
+    elif written != understood:
+        yield place
 
 
 def test_each_alert_says_what_to_do() -> None:
