@@ -68,6 +68,9 @@ AdapterName = Annotated[str, Meta(pattern=ADAPTER_PATTERN)]
 """The engine's command line names adapters NAME=PATH."""
 Url = Annotated[str, Meta(pattern=URL_PATTERN)]
 RootPath = Annotated[str, Meta(pattern=ROOT_PATH_PATTERN, max_length=255)]
+TraceViewUrl = Annotated[
+    str, Meta(pattern=r"^https?://[^\s{}\"'<>]+\{trace\}[^\s{}\"'<>]*$", max_length=2000)
+]
 PublicUrl = Annotated[str, Meta(pattern=PUBLIC_URL_PATTERN, max_length=255)]
 McpName = Annotated[str, Meta(pattern=MCP_PATTERN)]
 OrgId = Annotated[str, Meta(pattern=ORG_PATTERN)]
@@ -168,6 +171,9 @@ class TracesConfig(Strict, frozen=True, kw_only=True):
     send_context_to: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
     """The models of upstreams and MCP servers (`mcp/NAME`) that get `traceparent` and `tracestate`
     with what is asked of them; `*` and `mcp/*` are all."""
+    view_url: TraceViewUrl | None = None
+    """The address at which people look at a trace, with `{trace}` for its id: the console's page of
+    a request leads there. None: the page has the id alone."""
 
 
 class MetricsConfig(Strict, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, get_args
+from urllib.parse import quote
 
 import msgspec
 from litestar import Response
@@ -332,8 +333,18 @@ async def show_one(request: ConsoleRequest) -> Response[bytes]:
         cause=None if row is None or row.cache_cause is None else CAUSES.get(row.cache_cause),
         gateway=request.http.app.state.public_url or "",
         reads_content=row is not None and request.can(SCOPE_CONTENT, row.project),
+        trace_view=None if row is None else trace_view_of(request, row.trace),
         block_tokens=BLOCK_TOKENS,
     )
+
+
+def trace_view_of(request: ConsoleRequest, trace: str) -> str | None:
+    """Return the address of a trace where the installation's are looked at."""
+    configuration = request.services.configuration
+    traces = None if configuration is None else configuration.settings.traces
+    if traces is None or traces.view_url is None:
+        return None
+    return traces.view_url.replace("{trace}", quote(trace, safe=""))
 
 
 @page.get("/{request_id:str}/content", renews=True)

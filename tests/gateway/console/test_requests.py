@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import httpx
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -17,6 +18,7 @@ from gateway.db import tenant
 from gateway.request_log.writer import RequestLog
 from gateway.routes.console import requests
 from gateway.routes.console.requests import PriceLine
+from gateway.settings.file import TracesConfig
 from tests.gateway.console.conftest import Visit
 from tests.gateway.console.server import ConsoleServer, Organization
 from tests.gateway.console.test_pages import CUT
@@ -177,6 +179,32 @@ def test_a_request_is_shown_to_its_organization_alone(
         for address in (theirs, "req_1", "req_" + "0" * 32, "%00"):
             assert other.get(f"/console/requests/{address}").status_code == 404, address
         assert other.get("/console/requests?q=nothing").status_code == 200
+
+
+def test_a_request_leads_to_its_trace_where_they_are_looked_at(
+    console: ConsoleServer, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"/console/requests/{newest_of(console, console.little)}"
+    configuration = console.services.configuration
+    with asked(console, sessions, "little") as client:
+        assert "Open the trace" not in client.get(address).text
+        traces = TracesConfig(
+            endpoint="http://127.0.0.1:9", view_url="https://traces.example/t/{trace}?a=1&b=2"
+        )
+        settings = msgspec.structs.replace(configuration.settings, traces=traces)
+        monkeypatch.setattr(configuration, "settings", settings)
+        shown = client.get(address).text
+    trace = re.search(r'data-copy="([0-9a-f]{32})"', shown)
+    assert trace is not None
+    assert f'href="https://traces.example/t/{trace[1]}?a=1&amp;b=2"' in shown
+
+
+@pytest.mark.parametrize(
+    "address", ["https://traces.example/", "javascript:{trace}", 'http://h/"{trace}', "{trace}"]
+)
+def test_the_address_of_traces_is_one_with_a_place_for_the_trace(address: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match="view_url"):
+        msgspec.convert({"endpoint": "http://127.0.0.1:9", "view_url": address}, TracesConfig)
 
 
 def test_a_failed_request_says_why_and_leads_to_those_like_it(visit: Visit) -> None:
