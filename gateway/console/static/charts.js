@@ -122,6 +122,21 @@ function objective(figure, show) {
   };
 }
 
+// Says in the middle of a plot that there is nothing to be drawn: an objective would be met by nobody.
+function emptiness() {
+  return {
+    draw: [({ ctx, bbox: { left, top, width, height } }) => {
+      ctx.save();
+      ctx.fillStyle = colourOf("ink-3");
+      ctx.font = `${12 * (devicePixelRatio || 1)}px system-ui`;
+      ctx.textAlign = "center";
+      ctx.textBaseline = "middle";
+      ctx.fillText("nothing in this time", left + width / 2, top + height / 2);
+      ctx.restore();
+    }],
+  };
+}
+
 // What was changed, as hairlines over the plot that the list behind it names: each leads to its entry of the audit log, and
 // shows its name under the cursor or the focus. Those that are near each other are one.
 function hairlines(figure, from) {
@@ -214,7 +229,8 @@ function draw(figure) {
   const axis = { stroke: colourOf("ink-3"), grid: { stroke: colourOf("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
   const step = times.length > 1 ? Math.min(...times.slice(1).map((at, place) => at - times[place]).filter((gap) => gap > 0)) : 3600;
   const moment = new Intl.DateTimeFormat("en-GB", { timeZone: zone, day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
-  const goal = objective(figure, show);
+  const isEmpty = series.every((each) => each.values.every((value) => (bars ? !value : value == null)));
+  const goal = isEmpty ? emptiness() : objective(figure, show);
   const place = hairlines(figure, from);
   const names = legend(figure, series, show, (at) => moment.format(times[at] * 1000));
   const options = {
@@ -227,7 +243,7 @@ function draw(figure) {
     scales: { x: { time: true, range: [from, Math.max(to, times[times.length - 1] + (bars ? step : 0))] }, y: { range: rangeOf(figure.dataset.unit, bars, Number(figure.dataset.slo) || null) } },
     axes: [
       { ...axis, values: labels(zone, from, to), space: plot.clientWidth < 500 ? 68 : 110, size: 26 },
-      { ...axis, values: (_, splits) => splits.map(show), size: 64 },
+      { ...axis, values: (_, splits) => splits.map((at) => (isEmpty ? "" : show(at))), size: 64 },
     ],
     series: [
       {},

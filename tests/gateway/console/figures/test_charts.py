@@ -51,6 +51,15 @@ def test_the_objective_is_a_band_with_its_value(visit: Visit) -> None:
     assert "SLO 6,000" in panel_of(agentic, "Time to first token").inner_text()
 
 
+def test_a_chart_of_nothing_claims_nothing(visit: Visit) -> None:
+    """No objective is met where nobody asked."""
+    tab = visit("little", "owner", "/console/overview?from=2020-01-01&to=2020-01-02")
+    for title in ("Tokens", "Time to first token", "Goodput"):
+        panel = panel_of(tab, title)
+        expect(panel.locator(".u-over")).to_be_visible()
+        assert drawn(panel, "--good-soft") == 0, title
+
+
 def test_dragging_over_a_chart_chooses_its_time(visit: Visit) -> None:
     tab = visit("much", "reader", "/console/overview?range=7d&model=penny")
     figure = panel_of(tab, "Tokens").locator("figure")
