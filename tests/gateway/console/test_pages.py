@@ -61,6 +61,8 @@ def addresses(console: ConsoleServer, org: Organization) -> list[str]:
         ("little", "owner", "light", False),
         ("much", "owner", "dark", False),
         pytest.param("much", "reader", "light", True, marks=NIGHT),
+        pytest.param("little", "owner", "dark", True, marks=NIGHT),
+        pytest.param("much", "owner", "dark", True, marks=NIGHT),
     ],
 )
 def test_every_page_can_be_used_by_everybody(
