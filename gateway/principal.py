@@ -156,7 +156,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     org_name: str = ""
     """The name that people know it by. Empty: it was not looked up."""
     project_id: str
-    """Empty where a key of administration is of the whole org."""
+    """Empty where an admin key is of the whole org."""
     project_name: str = ""
     key_id: str
     key_hint: str

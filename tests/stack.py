@@ -257,7 +257,7 @@ class Stack:
             time.sleep(0.1)
 
     def create_key(self, *options: str) -> str:
-        """`tollgate keys create`; the key, as it is shown this once."""
+        """`tollgate keys create`; the key, as it is shown only once."""
         name = f"key-{time.monotonic_ns()}"
         made = json.loads(self.run("keys", "create", "--json", "--name", name, *options))
         key: str = made["key"]

@@ -266,7 +266,7 @@ def _credit(content: Mapping[str, Any], _: datetime | None) -> TodoItem | None:
 
 
 def days_left(left: Pico, spent: Pico, seconds: float | None) -> float | None:
-    """Return how long a balance lasts at the rate of late. None: nothing was spent. `seconds`: in
+    """Return how long a balance lasts at the recent rate. None: nothing was spent. `seconds`: in
     which so much was; at least a quarter of a day."""
     if spent <= 0 or seconds is None:
         return None
@@ -279,9 +279,9 @@ def credit_words(left: Pico, days: float | None) -> str:
     if days is None:
         return "is left, which is little"
     if days < 1:
-        return f"is left: dry in about {duration(days * DAY_S)} at the rate of late"
+        return f"is left: dry in about {duration(days * DAY_S)} at the recent rate"
     number = round(days)
-    return f"is left: dry in about {number} day{'' if number == 1 else 's'} at the rate of late"
+    return f"is left: dry in about {number} day{'' if number == 1 else 's'} at the recent rate"
 
 
 def _invoice(content: Mapping[str, Any], at: datetime | None) -> TodoItem:

@@ -209,7 +209,7 @@ def password_link(email: str, url: str) -> MailMessage:
     """Write the message that brings the link by which somebody sets another password."""
     return MailMessage(
         to=email,
-        subject="Set another password at Tollgate",
+        subject="Set a new password at Tollgate",
         text="An administrator of your organization made this link, with which you set another"
         f" password. It is for you alone, works once, and not for long:\n\n{url}\n\nIf you asked"
         " nobody for it, tell them; your password is as it was.\n",

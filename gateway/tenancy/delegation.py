@@ -79,7 +79,7 @@ def bounds_of(maker: Principal) -> Bounds:
 
 
 def owner_of_new(maker: Principal, scopes: Iterable[str], asked: Owner) -> Owner:
-    """Return the owner of a new key: of a key of administration, the one that its maker acts for.
+    """Return the owner of a new key: of an admin key, the one that its maker acts for.
 
     Raises: NotAllowed.
     """
@@ -87,7 +87,7 @@ def owner_of_new(maker: Principal, scopes: Iterable[str], asked: Owner) -> Owner
     if not administers(scopes) or own == NOBODY:
         return asked
     if asked not in (NOBODY, own):
-        raise NotAllowed("user_id", "a key of administration is of whoever makes it")
+        raise NotAllowed("user_id", "an admin key is of whoever makes it")
     return own
 
 

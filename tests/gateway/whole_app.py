@@ -43,7 +43,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     project_id: str
     admin: str
-    """A key of administration."""
+    """An admin key."""
     key: str
     """One for inference."""
 

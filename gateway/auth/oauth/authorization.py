@@ -76,7 +76,7 @@ async def renew_password(
     password: str,
     origin: LoginOrigin,
 ) -> SignedIn:
-    """Set another password for a user, and start a session.
+    """Set a new password for a user, and start a session.
 
     `replacing`: the hash of the password that the user showed, or that their reset link is for.
     Raises: WrongCredentials (the password was changed meanwhile), PasswordsBusy.

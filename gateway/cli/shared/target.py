@@ -147,7 +147,7 @@ def with_port(base: str, port: int) -> str:
 
 
 class Gateway:
-    """A running gateway, asked with a key of administration."""
+    """A running gateway, asked with an admin key."""
 
     def __init__(self, http: httpx.AsyncClient, target: GatewayTarget) -> None:
         self._http = http

@@ -1,5 +1,5 @@
 """The pages on which people sign in and out: /oauth/login, /oauth/logout, /oauth/account. On the
-account page an owner makes a key of administration for themselves, which never has more power than
+account page an owner makes an admin key for themselves, which never has more power than
 they have, and ends with them.
 
 Where somebody is sent after signing in is made here out of a request that was checked, never taken

@@ -207,7 +207,7 @@ async def retrieve_admin_key(request: AdminRequest) -> OwnedKey:
         return await owned_keys.get_key(conn, **request.where, project_id=None)
 
 
-@admin_keys.delete("Revoke a key of administration", answer=DeletedObject)
+@admin_keys.delete("Revoke an admin key", answer=DeletedObject)
 async def delete_admin_key(request: AdminRequest) -> DeletedObject:
     async with request.announced(request.id) as conn:
         request.check(await owned_keys.lock_key(conn, **request.where, project_id=None))

@@ -163,7 +163,7 @@ async def create_key(
     prefix = prefix_of(wanted)
     secret = new_secret(prefix)
     if project_id is None and prefix != ADMIN_PREFIX:
-        raise InvalidField("project", "only a key of administration is of a whole organization")
+        raise InvalidField("project", "only an admin key is of a whole organization")
     await _lock_place(conn, org_id=org_id, project_id=project_id)
     await _lock_owner(conn, org_id=org_id, user_id=user_id, service_account_id=service_account_id)
     row: dict[str, Any] = {

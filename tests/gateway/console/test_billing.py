@@ -98,7 +98,7 @@ def test_a_draft_of_prices_is_applied_as_it_was_seen(visit: Visit, console: Cons
 
 def test_a_balance_says_when_it_is_dry(console: ConsoleServer, sessions: Sessions) -> None:
     with httpx.Client(base_url=console.url, cookies=sessions("little", "owner")) as client:
-        assert "Spent of late" in client.get(CREDITS).text, "it pays by invoice"
+        assert "Spent recently" in client.get(CREDITS).text, "it pays by invoice"
     assert lasts(0, None) == "used up"
     assert lasts(1, None) == "as long as nothing is spent"
     assert lasts(1, 4.2) == "4 days" and lasts(1, 0.5) == "12\u00a0h"

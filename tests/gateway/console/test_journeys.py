@@ -82,10 +82,10 @@ def test_people_are_invited_appointed_and_led_to_a_password(visit: Visit) -> Non
     tab.get_by_text("The invitation is withdrawn").wait_for()
     tab.get_by_role("link", name="billing@little.example").click()
     tab.get_by_label("Role in the organization").select_option("reader")
-    tab.get_by_role("button", name="Give it").click()
+    tab.get_by_role("button", name="Change the role").click()
     tab.get_by_text("billing@little.example is reader").wait_for()
     tab.get_by_label("Role in the organization").select_option("billing")
-    tab.get_by_role("button", name="Give it").click()
+    tab.get_by_role("button", name="Change the role").click()
     tab.get_by_text("billing@little.example is billing").wait_for()
     tab.get_by_role("button", name="Make a link").click()
     tab.locator(".secret code").wait_for()
@@ -101,7 +101,7 @@ def test_operators_make_and_change_plans_and_others_read_them(
     tab.get_by_role("button", name="Make the plan").click()
     tab.get_by_text("The plan small can be given.").wait_for()
     tab.get_by_label("Tokens per minute (TPM)").fill("90000")
-    tab.get_by_role("button", name="Change it").click()
+    tab.get_by_role("button", name="Save changes").click()
     tab.get_by_text("Every worker goes by it").wait_for()
     assert "90,000" in tab.locator(".facts").inner_text()
     with httpx.Client(base_url=console.url, cookies=sessions("much", "owner")) as client:
@@ -122,7 +122,7 @@ def test_an_owner_of_a_project_administers_it_alone(
     with httpx.Client(base_url=console.url, cookies=sessions("little", "developer")) as client:
         path = f"/console/projects/{console.little.project_id}"
         shown = client.get(path).text
-        assert "Add them" in shown and "Archive" not in shown
+        assert "Add a member" in shown and "Archive" not in shown
         token = re.search(r'name="form-token" content="(\w+)"', shown)
         assert token is not None
         form = {"form_token": token[1], "email": console.little.email("billing")}

@@ -73,8 +73,6 @@ class Flash(msgspec.Struct, frozen=True):
     text: str
     tone: str = "ok"
     """One of `gateway.console.tables.TONES`."""
-    undo: str = ""
-    """The address of the form that undoes it; empty: nothing does."""
 
 
 class FormProblem(msgspec.Struct, frozen=True):
@@ -277,9 +275,7 @@ class ConsoleRequest(ActingRequest):
         headers = {**guard_console(), "content-disposition": f'attachment; filename="{name}"'}
         return Response(table.to_csv(), media_type="text/csv; charset=utf-8", headers=headers)
 
-    def done(
-        self, text: str = "", *, to: str | None = None, tone: str = "ok", undo: str = ""
-    ) -> Response[bytes]:
+    def done(self, text: str = "", *, to: str | None = None, tone: str = "ok") -> Response[bytes]:
         """Answer a form: lead to `to`, the page itself by default, which says `text` once. htmx
         follows and swaps what is new."""
         response: Response[bytes] = Response(
@@ -288,7 +284,7 @@ class ConsoleRequest(ActingRequest):
             headers={**guard_console(), "location": quote(to or self.page.path, safe=IN_ADDRESS)},
         )
         if text:
-            flash = Flash(text[:MAX_MESSAGE], tone, undo)
+            flash = Flash(text[:MAX_MESSAGE], tone)
             packed = base64.urlsafe_b64encode(msgspec.json.encode(flash)).decode()
             seal = self.auth.seals.form_token(self.browser.cookie, f"flash {packed}")
             response.set_cookie(self._cookie(FLASH, f"{packed}.{seal}", FLASH_S))

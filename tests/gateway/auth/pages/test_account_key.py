@@ -1,4 +1,4 @@
-"""An owner who is signed in makes a key of administration on the account page."""
+"""An owner who is signed in makes an admin key on the account page."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ async def test_an_address_registers_a_bounded_number(app: Litestar) -> None:
 
 @on_one_loop()
 async def admin(app: Litestar, tenant_db: AsyncEngine, ada: Tenant) -> AsyncIterator[Any]:
-    """Calls with a key of administration."""
+    """Calls with an admin key."""
     async with as_key(app, tenant_db, ada, "admin:*") as made:
         yield made
 

@@ -118,7 +118,7 @@ def test_a_balance_says_how_long_it_lasts(console: ConsoleServer) -> None:
     soon = credit_of(org)
     assert soon is not None and soon[1] == "err" and soon[4] == "billing/credits"
     assert soon[2] == "$\u00a0300.00 of credit"
-    assert soon[3] in [f"is left: dry in about {n} days at the rate of late" for n in (2, 3)]
+    assert soon[3] in [f"is left: dry in about {n} days at the recent rate" for n in (2, 3)]
     run(console, used, org=org.id, pico=200 * PICO_PER_USD)
     later = credit_of(org)
     assert later is not None and later[1] == "wait" and "about 1" in later[3]

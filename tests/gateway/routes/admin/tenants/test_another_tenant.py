@@ -28,7 +28,7 @@ def maker(world: World, org_id: str, project_id: str) -> Maker:
 
 @on_one_loop()
 async def mallory(world: World) -> str:
-    """A key of administration of another org."""
+    """An admin key of another org."""
     made = await world.call("POST", f"{ADMIN}/orgs", {"name": f"mallory-{uuid7().hex}"})
     key: str = made.json()["admin_key"]["value"]
     return key
