@@ -64,10 +64,10 @@ LONGEST_WATCH_S = 600.0
 """Then the browser connects again. Who signed out meanwhile, or has another role, is told nothing
 more after KEEP_ALIVE_S."""
 STAGE_WORDS = {
-    "authenticate": ("who it is", "other"),
+    "authenticate": ("authenticate", "other"),
     "read": ("read", "other"),
-    "admit": ("limits", "other"),
-    "prepare": ("token ids", "other"),
+    "admit": ("admit", "other"),
+    "prepare": ("prepare", "other"),
     "attempt": ("attempt", "accent"),
     "queue": ("queue", "written"),
     "prefill": ("prefill", "uncached"),
@@ -76,7 +76,7 @@ STAGE_WORDS = {
     "mcp_request": ("tool", "warn"),
     "settle": ("settle", "other"),
 }
-"""The word for each stage, and its colour."""
+"""The word for each stage, that of its span, and its colour."""
 CAUSES = {
     "intact": "All of it that an earlier prompt had was cached.",
     "first": "No earlier prompt that is remembered began like it.",
