@@ -41,6 +41,7 @@ class CellWriter:
             "bytes": formats.size,
             "time": lambda value: formats.time_tag(value, self._now, self._zone),
             "moment": lambda value: formats.moment(value, self._zone),
+            "clock": lambda value: formats.clock_tag(value, self._zone),
             "id": copied_id,
             "code": lambda value: f"<code>{escape(value)}</code>",
             "bar": lambda value: (

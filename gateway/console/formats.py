@@ -142,6 +142,16 @@ def time_tag(when: datetime | float | None, now: datetime, zone: tzinfo = UTC) -
     )
 
 
+def clock_tag(when: datetime | float, zone: tzinfo = UTC) -> Markup:
+    """Show the time of day of a moment, which stays right however long it is looked at; the moment
+    itself on hover."""
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        _at(when, UTC).isoformat(timespec="seconds"),
+        exact_moment(when, zone),
+        _at(when, zone).strftime("%H:%M:%S"),
+    )
+
+
 def coded(text: str) -> Markup:
     """Show what stands between backticks as code."""
     parts = text.split("`")

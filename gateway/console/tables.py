@@ -37,12 +37,13 @@ Kind = Literal[
     "bytes",
     "time",
     "moment",
+    "clock",
     "bar",
     "tag",
 ]
 """How a value is shown. `figure`: a text that is one, such as an amount of any currency; `time`:
-how long ago; `moment`: absolute; `bar`: 0 to 1, of a limit; `tag`: a word, or a pair of it and one
-of TONES."""
+how long ago; `moment`: absolute; `clock`: the time of day; `bar`: 0 to 1, of a limit; `tag`: a
+word, or a pair of it and one of TONES."""
 FIGURES = ("figure", "count", "usd", "percent", "ms", "bytes")
 """They stand on the right."""
 TONES = ("ok", "wait", "err", "plain")
@@ -131,7 +132,7 @@ def plain(value: Any, kind: Kind) -> str:
         return format_usd(value)
     if kind == "tag" and isinstance(value, tuple):
         return str(value[0])
-    if kind in ("time", "moment"):
+    if kind in ("time", "moment", "clock"):
         when = value if isinstance(value, datetime) else datetime.fromtimestamp(value, UTC)
         return when.astimezone(UTC).isoformat()
     if isinstance(value, list | tuple | set | frozenset):

@@ -41,7 +41,7 @@ def test_the_pages_hold_in_a_browser(world: World) -> None:
     assert found["denied"].items() >= {"error": "access_denied", **shared}.items()
     assert found["allowed"].items() >= shared.items() and found["allowed"]["code"]
     assert found["framed"] == 0
-    assert found["forged"] == {"heading": "This cannot go on", "came": 0}
+    assert found["forged"] == {"heading": "This request was refused", "came": 0}
     passkey = found["passkey"]
     assert (passkey["rpId"], passkey["resident"]) == ("localhost", True)
     assert passkey["signedOut"] == passkey["unverified"] == passkey["removed"] == "Sign in"

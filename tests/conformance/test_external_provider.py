@@ -185,7 +185,7 @@ def test_people_sign_in_through_it(world: World) -> None:
     assert found["asked"]["code_challenge_method"] == "S256" and found["asked"]["nonce"]
     assert found["consentOf"].startswith(EMAIL) and found["violations"] == []
     assert (found["answer"]["state"], found["answer"]["iss"]) == ("of-the-client", world.issuer)
-    refused = "This cannot go on"
+    refused = "This request was refused"
     assert found["seen"] == {
         "account": "Your account",
         "signedOut": "Signed out",

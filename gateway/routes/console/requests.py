@@ -226,11 +226,14 @@ def state_of(row: FoundRequest) -> tuple[str, str]:
     return str(row.status), "err" if row.status >= 500 else "wait"
 
 
-def requests_table(request: ConsoleRequest, rows: Sequence[FoundRequest]) -> Table:
+def requests_table(
+    request: ConsoleRequest, rows: Sequence[FoundRequest], *, is_live: bool = False
+) -> Table:
+    """`is_live`: they stay on a page that nobody loads again."""
     return Table(
         "Requests",
         rows,
-        TableColumn("When", "at", kind="time"),
+        TableColumn("When", "at", kind="clock" if is_live else "time"),
         TableColumn("Request", lambda row: f"req_{row.id}", kind="id", link=address_of),
         TableColumn("Status", state_of, kind="tag", detail=lambda row: row.error_code),
         TableColumn("Error", "error_code") if request.wants_csv else None,
@@ -285,7 +288,7 @@ async def follow(request: ConsoleRequest) -> Stream:
 def rendered(request: ConsoleRequest, rows: Sequence[FoundRequest]) -> bytes:
     """Return an event with rows as the table has them, the newest first."""
     newest = sorted(rows, key=lambda row: (row.at, row.id), reverse=True)
-    table = requests_table(request, newest)
+    table = requests_table(request, newest, is_live=True)
     shown = request.render("request_rows", table=table)
     return sse.encode(shown.content.replace(b"\r", b""), b"rows")
 
@@ -307,14 +310,14 @@ def is_outcome(row: FoundRequest, outcome: str) -> bool:
 async def show_one(request: ConsoleRequest) -> Response[bytes]:
     digits = read_id(request.ids["request_id"])
     if digits is None:
-        raise NotFound("request", request.ids["request_id"])
+        raise NotFound("request", "no id of a request: one is req_ and 32 digits")
     async with request.transaction() as conn:
         row = await find_request(conn, request.org_id, digits)
     made_at = time_of(digits).timestamp()
     async with request.system_db.connect() as conn:  # tenants do not see the ledger
         record = await find_record(conn, request.org_id, f"req_{digits}", made_at)
     if row is None and record is None:
-        raise NotFound("request", f"req_{digits}")
+        raise NotFound("request", f"there is none with the id req_{digits}")
     slo = None
     if row is not None and row.lane in LANES:
         slo = request.services.generation.slos.of(row.model, row.lane)
@@ -353,7 +356,7 @@ async def show_content(request: ConsoleRequest) -> Response[bytes]:
     async with request.transaction() as conn:
         row = await find_request(conn, request.org_id, request.ids["request_id"])
         if row is None or not row.has_content:
-            raise NotFound("request", request.ids["request_id"])
+            raise NotFound("request", "no texts of it are stored")
         request.require(SCOPE_CONTENT, row.project)
         found = await explain_content(
             conn,

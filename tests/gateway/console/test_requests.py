@@ -140,6 +140,8 @@ def test_requests_come_in_while_somebody_watches(visit: Visit, console: ConsoleS
     tab.locator(f"#r{made}").wait_for(timeout=WAIT_MS)
     assert tab.locator("#found tbody tr").first.get_attribute("id") == f"r{made}"
     assert tab.locator("#found tbody tr").count() == before + 1
+    when = tab.locator(f"#r{made} time").inner_text()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", when), "it stays right while the page stays"
     tab.get_by_role("button", name="Pause").click()
     tab.get_by_text("Paused.").wait_for(timeout=WAIT_MS)
 
