@@ -154,3 +154,12 @@ def test_a_count_at_the_end_is_no_step() -> None:
         for n in (0, 1)
     )
     assert timed(role, first, step(4, items=False, finished=True)) == (1, 0)
+
+
+def test_tokens_are_told_by_model_and_kind() -> None:
+    telemetry = Telemetry(models=["near", "far"])
+    telemetry.count_tokens("near", uncached=5, cache_read=7, cache_write=0, output=2)
+    telemetry.count_tokens("far", uncached=1, cache_read=0, cache_write=3, output=0)
+    counts = telemetry.token_counts()
+    assert counts["near"] == {"uncached": 5, "cache_read": 7, "cache_write": 0, "output": 2}
+    assert counts["far"]["cache_write"] == 3 and counts["far"]["cache_read"] == 0

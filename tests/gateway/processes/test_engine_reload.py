@@ -40,6 +40,15 @@ def up() -> Iterator[Up]:
     shutil.rmtree(folder)
 
 
+def states_of(up: Up, model: str) -> dict[str, str]:
+    """Return the states of a model's versions by their processes, as the home reports them."""
+    key = json.loads((up.home / "credentials.json").read_text())["admin_key"]
+    url = f"{up.url().removesuffix('/v1')}/v1/admin/settings"
+    answer = httpx.get(url, headers={"authorization": f"Bearer {key}"})
+    [home] = answer.json()["homes"]
+    return {each["place"]: each["state"] for each in home["models"] if each["model"] == model}
+
+
 def begin(client: httpx.Client, up: Up) -> httpx.Response:
     """Begin a stream that takes a while."""
     key = json.loads((up.home / "credentials.json").read_text())["api_key"]
@@ -78,10 +87,12 @@ def test_a_stream_ends_at_the_engine_that_it_began_at(up: Up) -> None:
         fresh = begin(client, up)
         assert "data: [DONE]" in "\n".join(fresh.iter_lines()), "the new one serves"
         assert psutil.pid_exists(old)
+        until(lambda: states_of(up, "penny") == {"engine-2": "serving", "engine-1": "draining"})
         os.kill(old, signal.SIGCONT)
         rest = "\n".join(lines)
         assert "data: [DONE]" in rest and '"error"' not in rest
         until(lambda: list(up.pids("engine").values()) == [new])
+        until(lambda: states_of(up, "penny") == {"engine-2": "serving"})
     up.config.write_text(UPSTREAM_ONLY)
     gone = command(up, "reload")
     assert gone.returncode == 0 and "- models.penny = " in gone.stdout, gone.stderr
@@ -101,6 +112,7 @@ def test_an_engine_that_cannot_start_refuses_the_settings(up: Up) -> None:
     refused = command(up, "reload")
     assert refused.returncode == 1 and "engine-" in refused.stderr
     assert up.pids("engine") == before and up.ready()
+    until(lambda: states_of(up, "penny") == {"engine-1": "serving", "engine-2": "failed"})
     refused = command(up, "reload", "--stop-first")
     assert refused.returncode == 1 and "Starting the old engine of penny again" in refused.stderr
     assert set(up.pids("engine")) == set(before) and up.pids("engine") != before

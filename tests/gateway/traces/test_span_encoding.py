@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -19,6 +22,7 @@ from opentelemetry.trace import (
     TraceState,
 )
 
+from gateway.traces import conventions
 from gateway.traces.span_encoding import (
     EncodedTrace,
     SpanEnvelope,
@@ -106,3 +110,24 @@ def test_what_no_protocol_has_a_place_for_is_cut_and_breaks_nothing() -> None:
     [span] = ExportTraceServiceRequest.FromString(message).resource_spans[0].scope_spans[0].spans
     large, broken = (each.value for each in span.attributes)
     assert (span.name, large.int_value, broken.string_value) == ("?", 2**63 - 1, "?")
+
+
+def test_one_module_spells_the_names_of_traces() -> None:
+    """A name of a convention that changes is changed there alone."""
+    told = {each for each in vars(conventions).values() if isinstance(each, str) and "." in each}
+    told = {each for each in told if re.fullmatch(r"(gen_ai|mcp|tollgate|jsonrpc)\.[a-z_.]+", each)}
+    assert len(told) > 30
+    root = Path(conventions.__file__).parents[2]
+    others = [
+        path
+        for room in ("gateway", "mcp_bridge", "foundation", "billing")
+        for path in (root / room).rglob("*.py")
+        if path != Path(conventions.__file__)
+    ]
+    spelled = {
+        (path.name, name)
+        for path in others
+        for name in re.findall(r'"([a-z_]+\.[a-z_.]+)"', path.read_text())
+        if name in told
+    }
+    assert spelled == set()

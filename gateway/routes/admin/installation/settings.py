@@ -116,13 +116,34 @@ class DeadlinesView(msgspec.Struct, frozen=True, kw_only=True):
     batch: float | None
 
 
+class ModelVersionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a model in one home. `version`: a digest of its settings. `state`: starting,
+    warming, ready, serving, restarting, draining, or failed: then the version before serves, and
+    `problem` says why."""
+
+    model: str
+    version: str
+    weights: str | None
+    place: str
+    state: str
+    since: int
+    problem: str | None
+
+
+class RunningHomeView(HomeView, frozen=True, kw_only=True):
+    """`release`: of Tollgate; null: an older one, which does not say it."""
+
+    release: str | None
+    models: list[ModelVersionView]
+
+
 class SettingsView(msgspec.Struct, frozen=True, kw_only=True):
     """`number`: how often stored settings were changed. `deadlines`: those in force in the worker
     that answers."""
 
     object: Literal["settings"] = "settings"
     number: int
-    homes: list[HomeView]
+    homes: list[RunningHomeView]
     deadlines: DeadlinesView
 
 
@@ -148,6 +169,29 @@ def to_homes(stored: StoredSettings) -> list[HomeView]:
 def to_home(home: HomeState, number: int) -> HomeView:
     is_in_force = home.number == number and not home.problem
     return HomeView(home=home.home, in_force=is_in_force, problem=home.problem or None)
+
+
+def to_running_home(home: HomeState, number: int) -> RunningHomeView:
+    models = [
+        ModelVersionView(
+            model=each.model,
+            version=each.version,
+            weights=each.weights or None,
+            place=each.place,
+            state=each.state,
+            since=each.since,
+            problem=each.problem or None,
+        )
+        for each in home.running.models
+    ]
+    shown = to_home(home, number)
+    return RunningHomeView(
+        home=shown.home,
+        in_force=shown.in_force and not home.is_changing,
+        problem=shown.problem,
+        release=home.running.release or None,
+        models=models,
+    )
 
 
 class StoredChange:
@@ -366,7 +410,7 @@ async def retrieve_settings(request: AdminRequest) -> SettingsView:
     deadlines = request.services.generation.deadlines
     return SettingsView(
         number=stored.number,
-        homes=to_homes(stored),
+        homes=[to_running_home(each, stored.number) for each in stored.homes],
         deadlines=DeadlinesView(**{lane: getattr(deadlines, lane) for lane in LANES}),
     )
 
