@@ -366,6 +366,12 @@ MONEY = Dashboard(
             "Whose limit, and what it counts; money: a cap or a credit is used up.",
         ),
         Panel(
+            "Limits asked of a slice, or of Redis",
+            [("{{reason}}", f"{rate('tollgate_limit_slices_total', 'reason')} or vector(0)")],
+            "reqps",
+            "admitted: from a slice that the worker holds; every other reason asks Redis.",
+        ),
+        Panel(
             "Usage that Postgres does not have", [("events", "sum(tollgate_spool_backlog_events)")]
         ),
         Panel(
