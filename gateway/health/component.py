@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from gateway.fleet.contact import ContactState
-from gateway.fleet.replica import ObservedReplica, Replica
+from gateway.fleet.replica import Replica, is_observed
 from gateway.generate_request import ModelKind
 
 Kind = Literal["spool", "postgres", "redis", "engine", "upstream"]
@@ -58,7 +58,7 @@ def seconds(moment: float | None) -> int | None:
 def replica_component(kind: ModelKind, replica: Replica) -> Component:
     """Return how an engine or an upstream is; one of ours is asked, one of others was seen."""
     health = replica.health()
-    if not isinstance(replica, ObservedReplica):
+    if not is_observed(replica):
         state: State = "ok" if health.available else "unreachable"
         return Component(kind=kind, name=replica.name, state=state, reachable=health.available)
     seen = replica.contact.observation

@@ -34,7 +34,7 @@ from billing.spool.spool import Spool
 from foundation.periodic import Periodic
 from gateway.db import DATABASE_ERRORS
 from gateway.fleet.contact import Contact, Observation
-from gateway.fleet.replica import ObservedReplica
+from gateway.fleet.replica import ObservedReplica, is_observed
 from gateway.fleet.router import Fleet
 from gateway.health.component import Component, Health, Kind, State, Status, replica_component
 from gateway.worker.work_listener import WorkListener
@@ -172,7 +172,7 @@ class Readiness:
 
     def _shared_observations(self) -> SharedObservations:
         replicas = (each for route in self._fleet.routes for each in route.replicas)
-        observed = [each for each in replicas if isinstance(each, ObservedReplica)]
+        observed = [each for each in replicas if is_observed(each)]
         return SharedObservations(self._redis, observed)
 
     def observe(self) -> None:

@@ -122,6 +122,8 @@ class Telemetry:
         self.models = frozenset(models)
         self._shown: dict[str, frozenset[Any]] = {}
         """The labels of gauges that were set the last time, by what they are of."""
+        self._states: dict[tuple[str, str], str] = {}
+        """The states of components as they were set the last time, by their kind and name."""
         self.shared_folder = shared_folder
         memory = None
         if shared_folder is not None:
@@ -534,12 +536,16 @@ class Telemetry:
     def components(self, found: Iterable[tuple[str, str, str]]) -> None:
         """`found`: kind, name and state of each."""
         states = {(kind, name): state for kind, name, state in found}
-        for kind, name in states.keys() - self._shown.get("components", frozenset()):
+        before, self._states = self._states, states
+        for kind, name in states.keys() - before.keys():
             if kind == "upstream":
                 start_at_zero(self.upstream_disputes, name)
-        for kind, name in states.keys() | self._gone("components", frozenset(states)):
+        for kind, name in states.keys() | before.keys():
+            state = states.get((kind, name))
+            if before.get((kind, name)) == state:
+                continue
             for each in COMPONENT_STATES[kind]:
-                self.component_states.labels(kind, name, each).set(each == states.get((kind, name)))
+                self.component_states.labels(kind, name, each).set(each == state)
 
     def zero_gone(self, *, engines: Iterable[str], rooms: Iterable[str]) -> None:
         """Set the gauges of models that are not served any more to zero: a file that processes
