@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,7 +32,6 @@ from gateway.limits.slices.ledger import (
     ToCall,
     UnitsByKind,
 )
-from gateway.lru import Lru
 
 log = logging.getLogger(__name__)
 
@@ -42,20 +42,12 @@ MIN_RATE = 10.0
 """Requests a second; with fewer, asking Redis for each of them is no dearer."""
 STEADY = 0.7
 """The worth of the rate so far beside that of the last tick."""
-MAX_ORGS = 16_384
 MAX_REPEATS = 3
 MAX_DROPPED = 4096
 """Organizations whose slices were dropped and not released; of more, the oldest are left to their
 expiry."""
 CLOSE_TIMEOUT_S = 1.0
 DONE = 1
-
-
-class _Activity(msgspec.Struct, gc=False):
-    """How many requests of an organization came since a moment."""
-
-    since: float
-    number: int = 0
 
 
 class _Org:
@@ -112,7 +104,9 @@ class Slices:
         self._num_names = 0
         self._is_started = False
         self._orgs: dict[str, _Org] = {}
-        self._activity: Lru[str, _Activity] = Lru(MAX_ORGS)
+        self._counts: dict[str, int] = {}
+        """The requests of each organization that is not busy, in this stretch of BUSY_WITHIN_S."""
+        self._counted_since = -math.inf
         self._covered: dict[str, UnitsByKind] = {}
         """By lease id, what requests have reserved of slices that were dropped: Redis takes it for
         used."""
@@ -165,14 +159,11 @@ class Slices:
             return False
         now, org = self._clock(), self._orgs.get(org_id)
         if org is None:
-            activity = self._activity.get(org_id)
-            if activity is None or now - activity.since > BUSY_WITHIN_S:
-                activity = _Activity(now)
-                self._activity.put(org_id, activity)
-            activity.number += 1
-            if activity.number < BUSY_REQUESTS:
+            if now - self._counted_since > BUSY_WITHIN_S:
+                self._counts, self._counted_since = {}, now
+            number = self._counts[org_id] = self._counts.get(org_id, 0) + 1
+            if number < BUSY_REQUESTS:
                 return False
-            self._activity.drop(org_id)
             self._num_names += 1
             rate = BUSY_REQUESTS / BUSY_WITHIN_S
             org = _Org(org_id, f"{self._id}:{self._num_names}", self._clock, rate)
