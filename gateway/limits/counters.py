@@ -313,10 +313,22 @@ async def spent_now(redis: Redis, org_id: str, counters: Sequence[Counter]) -> d
     """Return what counters stand at, in nano-USD: what was spent, and what running requests hold.
     One that is not built yet is left out. Raises: redis.exceptions.RedisError."""
     pipeline = redis.pipeline(transaction=False)
+    pipeline.time()
     for each in counters:
-        pipeline.hget(each.key(org_id), "n")
-    found = await pipeline.execute() if counters else []
-    return {each: int(nano) for each, nano in zip(counters, found, strict=True) if nano is not None}
+        pipeline.hmget(each.key(org_id), "n", "h")
+    (seconds, microseconds), *found = await pipeline.execute()
+    now_us = int(seconds) * 1_000_000 + int(microseconds)
+    return {
+        each: int(nano) - free_nano(slices, now_us)
+        for each, (nano, slices) in zip(counters, found, strict=True)
+        if nano is not None
+    }
+
+
+def free_nano(slices: bytes | None, now_us: int) -> int:
+    """Return what workers hold of a counter for no request yet. `slices`: its `h` in Redis."""
+    found: dict[str, dict[str, int]] = msgspec.msgpack.decode(slices) if slices else {}
+    return sum(each["f"] for each in found.values() if each["x"] > now_us)
 
 
 async def begin_anew(redis: Redis, org_id: str) -> None:

@@ -37,9 +37,9 @@ dearest prices; where the client did not say how much that is, it is what is lef
 (`spending`). Settled is what it cost. Counters that Redis has forgotten are built anew
 (`counters`). While Redis is away, only what is far below its caps goes on (`outage_spending`).
 
-A busy organization's requests are let pass from slices that its gateways hold of the buckets, and
-Redis hears of many at once (`slices`); what is leased to a gateway has been taken from the bucket
-first, so the bound is the same.
+A busy organization's requests are let pass from slices that its gateways hold of the buckets and of
+what is left under caps, and Redis hears of many at once (`slices`); what is leased to a gateway has
+been taken first, so the bounds are the same.
 
 While Redis is away each gateway lets pass its share by itself (`local_buckets`), so that all of
 them pass at most a fifth of B more than the bound; what of it has not refilled is debited when
@@ -101,9 +101,9 @@ from gateway.limits.redis.local_buckets import LocalBuckets
 from gateway.limits.redis.outage import Outage, ScriptCall
 from gateway.limits.redis.outage_spending import OutageSpending
 from gateway.limits.redis.pipeline import Pipeline, QueueFull
-from gateway.limits.redis.scope_limits import ScopeLimits
+from gateway.limits.redis.scope_limits import CounterCap, ScopeLimits
 from gateway.limits.redis.scripts import LimiterUnavailable, ScriptFailed, Scripts
-from gateway.limits.slices.ledger import TTL_S, SliceMiss
+from gateway.limits.slices.ledger import MONEY, TTL_S, MoneyGrant, MoneySlice, SliceMiss
 from gateway.limits.slices.slices import Slices
 from gateway.limits.spending import Cap, counter_keys, spending_of
 from gateway.principal import Principal
@@ -112,7 +112,7 @@ log = logging.getLogger(__name__)
 
 OnUse = Callable[[str, Sequence[ScopeLimits], Units, Units], None]
 """A callback that gets an org, its scopes, what was taken from them, and what was given back."""
-OnSlices = Callable[[Literal["admitted", "away", "money"] | SliceMiss], None]
+OnSlices = Callable[[Literal["admitted", "away"] | SliceMiss], None]
 """A callback that gets whether slices admitted a request, or why not."""
 OnRefusal = Callable[[str, Sequence[Cap]], None]
 """A callback that gets an org and the caps that refused."""
@@ -194,6 +194,7 @@ class Limiter:
             self._scripts,
             defer=self._outage.defer,
             on_lost=lambda: self._periodic[0].wake(),
+            on_money=self._hear_of_money,
             lease_ttl_s=lambda: LEASE_TTL_S,
             clock=monotonic,
         )
@@ -354,21 +355,16 @@ class Limiter:
             reply = await self._scripts.call("admit", keys, asked)
         return reply
 
-    def _admit_from_slices(
-        self, wanted: Admission
-    ) -> Admission | SliceMiss | Literal["away", "money"]:
+    def _admit_from_slices(self, wanted: Admission) -> Admission | SliceMiss | Literal["away"]:
         """Admit what the slices of its scopes have room for; all else is for Redis to decide."""
         lease_id, org_id = wanted.lease_id, wanted.org_id
         if self._scripts.is_away:
             return "away"
-        if wanted.spending is not None:
-            return "money"
         if not self._slices.are_held(org_id) or (
             lease_id in self._open and not self._slices.is_young(org_id, lease_id)
         ):
             return "quiet"
-        keys, units = scope_keys(org_id, wanted.scopes), wanted.reserved.by_letter(requests=1)
-        found = self._slices.admit(org_id, lease_id, keys, wanted.scopes, units)
+        found = self._slices.admit(org_id, lease_id, *slices_asked(wanted))
         if isinstance(found, str):
             return found
         state = rate_state(wanted.scopes, *found)
@@ -376,12 +372,12 @@ class Limiter:
         self._begin(admission)
         return admission
 
-    def _note_for_slices(self, admission: Admission) -> None:
-        """Let the slices hear of what Redis let pass. What spends under a cap runs on none."""
-        if admission.spending is None and self._slices.count(admission.org_id):
-            scopes, units = admission.scopes, admission.reserved.by_letter(requests=1)
-            keys = scope_keys(admission.org_id, scopes)
-            self._slices.note(admission.org_id, keys, scopes, units)
+    def _hear_of_money(self, org_id: str, part: MoneySlice, found: MoneyGrant) -> None:
+        """Note what an exchange says of a counter, as an admission would."""
+        if found.left_nano >= 0:
+            self._comfort.note([part.key], [found.left_nano])
+            if part.cap.is_funded:
+                self.funds.serves((org_id, part.key), is_low=bool(found.is_short))
 
     def _to_verdict(self, wanted: Admission, reply: list[Any]) -> Admission | Refusal:
         """Read what `admit.lua` has answered."""
@@ -405,7 +401,8 @@ class Limiter:
         if (paying := funded_counter(wanted)) is not None:
             self.funds.serves(paying, is_low=place > 0)
         self._begin(admission)
-        self._note_for_slices(admission)
+        if self._slices.count(admission.org_id):
+            self._slices.note(admission.org_id, *slices_asked(admission))
         return admission
 
     def _to_asked(self, wanted: Admission) -> Any:
@@ -530,16 +527,17 @@ class Limiter:
             # The debit has said what was taken.
             units = {each: max(0, units[each] - taken[each]) for each in units}
         buckets = [[each for each in scope.buckets if each.limit] for scope in admission.scopes]
+        counters: list[str] = []
         if admission.spending is not None:
-            names += counter_keys(admission.org_id, admission.spending.caps)
+            counters = counter_keys(admission.org_id, admission.spending.caps)
+            names += counters
 
         def to_call(told: dict[str, int]) -> ScriptCall:
             keys = [*org_keys(admission.org_id), *names]
             return ScriptCall(keys, (admission.lease_id, told, buckets))
 
-        is_of_money = admission.spending is not None
-        if (was_open and not is_of_money) and self._slices.settle(
-            admission.org_id, admission.lease_id, units, to_call
+        if was_open and self._slices.settle(
+            admission.org_id, admission.lease_id, units, to_call, counters
         ):
             return Settlement.SETTLED
         call, paid = to_call(units), self._slices.take_covered(admission.lease_id)
@@ -586,7 +584,7 @@ class Limiter:
         """Put off the expiry of this process' open leases, or open them again; then what ran on
         slices that were dropped has leases, too. Returns how many were still open. Raises:
         LimiterUnavailable."""
-        dropped = self._slices.dropped()
+        dropped = [] if self._outage.has_deferred else self._slices.dropped()
         by_org: dict[str, list[Any]] = {}
         for lease_id, (admission, used) in self._open.items():
             if self._slices.is_young(admission.org_id, lease_id):
@@ -607,6 +605,22 @@ class Limiter:
                         self._slices.renewed(lease_id)
         await self._slices.release(dropped)
         return renewed
+
+
+def slices_asked(
+    admission: Admission,
+) -> tuple[list[str], tuple[ScopeLimits, ...], dict[str, int], list[CounterCap]]:
+    """Return what a request takes of slices: its scopes' keys and limits, its units, its caps."""
+    units, spending = admission.reserved.by_letter(requests=1), admission.spending
+    keys, caps = scope_keys(admission.org_id, admission.scopes), list[CounterCap]()
+    if spending is not None:
+        units[MONEY] = min(spending.hold_nano, spending.most_nano(admission.max_output_tokens))
+        names = counter_keys(admission.org_id, spending.caps)
+        caps = [
+            CounterCap(name, cap.amount_nano, cap.is_funded)
+            for name, cap in zip(names, spending.caps, strict=True)
+        ]
+    return keys, admission.scopes, units, caps
 
 
 def funded_counter(admission: Admission) -> OrgCounter | None:

@@ -219,7 +219,7 @@ class Telemetry:
             "limit_slices",
             "Requests that have limits: admitted from slices that the worker holds, or why Redis "
             "was asked (few come: quiet; no slice yet, of a limit that changed, expired; little "
-            "left: low; too little in the slice: short; money), or could not be: away.",
+            "left of a limit or cap: low; too little in the slice: short), or could not be: away.",
             "reason",
             do="Under load most are `admitted`. low: limits are nearly used up. expired: workers "
             "or Redis are slow.",

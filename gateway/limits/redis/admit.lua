@@ -128,7 +128,25 @@ local function call_slices_back()
   return are_any
 end
 
+-- The same for caps that have not left `wanted`: what workers hold of them for no request yet comes back, and with it what they
+-- have yet to settle.
+local function call_money_back(wanted)
+  local are_any = false
+  for j in ipairs(caps) do
+    local key = KEYS[3 + #asked + j]
+    if left[j] < wanted and next(money_slices(key)) then
+      are_any = true
+      redis.call('HSET', key, 'z', now + SCARCE)
+    end
+  end
+  return are_any
+end
+
 consider_scopes(false)
+
+local known = record_of(prefix, lease_id)
+local fits = #caps == 0 or money[1] <= least
+local awaits_money = not fits and outcome == 1 and not known and short == 0 and call_money_back(money[1])
 
 -- Where nobody said how much may be written, it is what is left.
 local hold, tokens = money[1], -1
@@ -147,7 +165,9 @@ if #caps > 0 and hold > least then
   end
 end
 
-local known = record_of(prefix, lease_id)
+if awaits_money then
+  outcome, at, by_kind, longest, tokens = 8, tightest, 'm', FOREVER, cap_of
+end
 if outcome == 0 and by_kind ~= 'm' and not known then
   call_slices_back()
 elseif outcome == 1 and not known then

@@ -12,17 +12,6 @@ local function is_counted(key, ended)
   return now - ended > SETTLED_TTL_MS * 1000 and ended >= built
 end
 
-local function post_of(lease, key)
-  for _, post in ipairs(lease.m) do
-    if post[1] == key then
-      return post
-    end
-  end
-  local post = {key, 0, 0, 0, 0}
-  table.insert(lease.m, post)
-  return post
-end
-
 local booked = cmsgpack.unpack(ARGV[1])
 for _, each in ipairs(booked) do
   local lease_id, nano, booked_at, ended, keys = unpack(each)

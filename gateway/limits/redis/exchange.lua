@@ -2,16 +2,20 @@
 --
 -- KEYS  the org's open leases, prefix of lease keys, its epoch, the scopes
 -- ARGV  msgpack of {worker, TTL of slices, TTL of leases (both microseconds), leases to close: list of {lease id, units used by
---       kind}, leases to open: list of {lease id, units by kind, units used so far by kind, places of its scopes}, by
+--       kind}, leases to open: list of {lease id, units by kind, units used so far by kind, places of its scopes, places of its
+--       counters}, by
 --       scope {open leases it may have (-1: any number), list of {kind, limit, burst, window}, 1 if the worker holds a slice,
 --       units that it keeps by kind, units that were used by kind, units that it wants beside by kind, requests that run on
---       the slice}}; slots are units of kind 's'
+--       the slice}, by counter {nano-USD of the cap, 1 if no more than the counter is funded with, 1 if the worker holds a slice,
+--       nano-USD that it keeps for no request yet, that its requests hold, that it wants beside}, what requests have spent that
+--       ran on the slice: list of {lease id, nano-USD, places of its counters}}; slots are units of kind 's', money of 'm'
 -- Returns {outcome, now, ids of leases that were not open}, and where it is done by scope {1 if nothing is there to be granted,
---       slots granted, then of each bucket units granted, and the moment at which it is full if others use their slices}
+--       slots granted, then of each bucket units granted, and the moment at which it is full if others use their slices}, and by
+--       counter {1 as for a scope, nano-USD granted, what is left under the cap (-1: nobody knows), 1 if it is to be topped up}
 --       outcome 0: the org has no epoch; 1: done; 2: a slice is gone, and nothing was done
 
 local leases_key, prefix = KEYS[1], KEYS[2]
-local worker, slice_ttl, lease_ttl, closed, opened, asked = unpack(cmsgpack.unpack(ARGV[1]))
+local worker, slice_ttl, lease_ttl, closed, opened, asked, money, spent = unpack(cmsgpack.unpack(ARGV[1]))
 if not read_epoch(KEYS[3]) then
   return {0, now, {}}
 end
@@ -28,6 +32,23 @@ for i, each in ipairs(asked) do
     return {2, now, {}}
   end
 end
+
+local slice_id = 'slice:' .. worker
+local money_slice = #money > 0 and open_lease(leases_key, prefix, slice_id)
+local counters = {}
+for j, each in ipairs(money) do
+  if each[3] == 1 and not money_slice then
+    save_deferred()
+    return {2, now, {}}
+  end
+  local key = KEYS[3 + #asked + j]
+  local n, w, f, e, r, z = unpack(redis.call('HMGET', key, 'n', 'w', 'f', 'e', 'r', 'z'))
+  counters[j] = {
+    key = key, n = tonumber(n), mark = tonumber(w), funded = tonumber(f), expires = tonumber(e),
+    refill = tonumber(r), scarce = tonumber(z) or 0, more = 0
+  }
+end
+money_slice = money_slice or {c = {}, m = {}, u = {}}
 
 -- Lua passes no more than some thousands of arguments at once.
 local MAX_AT_ONCE = 1000
@@ -68,6 +89,9 @@ local function close_compact(lease, used)
       scope.s = scope.s - 1
     end
     save_scope(key, scope)
+  end
+  for _, post in ipairs(lease.m) do
+    put(lease, post, 0, used.m or 0)
   end
 end
 
@@ -141,8 +165,8 @@ end
 
 local expiries = {}
 for _, each in ipairs(opened) do
-  local lease_id, units, used, places = unpack(each)
-  local events = {}
+  local lease_id, units, used, places, paying = unpack(each)
+  local events, posts = {}, {}
   for _, i in ipairs(places) do
     local scope = scopes[i]
     for _, limit in ipairs(asked[i][2]) do
@@ -153,9 +177,105 @@ for _, each in ipairs(opened) do
     scope.s = scope.s + 1
     table.insert(events, scope.n)
   end
-  save_lease(prefix, lease_id, {r = name_of(places), e = events, a = units, c = {}, m = {}, u = used, t = -1})
+  for i, j in ipairs(paying) do
+    posts[i] = {counters[j].key, units.m, 0, 0, units.m}
+    counters[j].more = counters[j].more + units.m
+  end
+  save_lease(prefix, lease_id, {r = name_of(places), e = events, a = units, c = {}, m = posts, u = used, t = -1})
   table.insert(expiries, now + lease_ttl)
   table.insert(expiries, lease_id)
+end
+
+-- Each is in the counters once, whoever tells of it: the record says it to the books.
+for _, each in ipairs(spent) do
+  local lease_id, nano, paying = unpack(each)
+  local posts = {}
+  for i, j in ipairs(paying) do
+    local mark = counters[j].mark
+    posts[i] = {counters[j].key, 0, mark and nano or 0, mark or 0, 0}
+  end
+  local record = cmsgpack.pack({z = 1, m = posts})
+  if redis.call('SET', prefix .. lease_id, record, 'NX', 'PX', SETTLED_TTL_MS) then
+    for _, j in ipairs(paying) do
+      counters[j].more = counters[j].more + nano
+    end
+  else
+    local lease = record_of(prefix, lease_id)
+    if lease.q then
+      for _, j in ipairs(paying) do
+        put(lease, post_of(lease, counters[j].key), 0, nano)
+      end
+      bury(prefix, lease_id, lease)
+    end
+  end
+end
+
+-- How much of `wanted` may be leased beside what is `kept`, and whether the cap is near: no more than a quarter of what is
+-- neither spent nor held by a request lies with workers. Second: what is left under the cap.
+local function granted_money(counter, asks, others)
+  local amount, funded, _, kept, young, wanted = unpack(asks)
+  local most = amount
+  if funded == 1 then
+    most = (counter.expires or 0) > now + slice_ttl and math.min(amount, counter.funded) or 0
+  end
+  local left = most - counter.n - kept - young
+  local room = math.floor((left + kept + others) / 4) - others - kept
+  if counter.scarce > now or room < 0 then
+    return 0, left, true
+  end
+  local found = math.max(0, math.min(wanted, room))
+  return found, left - found, found < wanted and kept + found == 0
+end
+
+local answers = {}
+for j, each in ipairs(money) do
+  local counter, post = counters[j], post_of(money_slice, KEYS[3 + #asked + j])
+  local _, funded, _, kept, young = unpack(each)
+  local holds, answer = kept + young, {1, 0, -1, 0}
+  if counter.mark then
+    local slices, others = money_slices(counter.key), 0
+    slices[worker] = nil
+    for _, slice in pairs(slices) do
+      others = others + slice.f
+    end
+    -- What was put straight into the counter is in it by now.
+    counter.n = tonumber(redis.call('HGET', counter.key, 'n')) + counter.more - post[2]
+    local found, left, is_low = granted_money(counter, each, others)
+    local is_short = funded == 1 and left < (counter.refill or 0)
+    answer = {is_low and 1 or 0, found, left, is_short and 1 or 0}
+    holds = holds + found
+    if holds > 0 then
+      slices[worker] = {x = now + slice_ttl, f = kept + found}
+    end
+    if next(slices) then
+      redis.call('HSET', counter.key, 'h', cmsgpack.pack(slices))
+    else
+      redis.call('HDEL', counter.key, 'h')
+    end
+    local more = counter.more + holds - post[2]
+    if more ~= 0 then
+      redis.call('HINCRBY', counter.key, 'n', more)
+    end
+  end
+  post[2] = holds
+  answers[j] = answer
+end
+if #money > 0 then
+  local posts = {}
+  for _, post in ipairs(money_slice.m) do
+    if post[2] > 0 then
+      table.insert(posts, post)
+    end
+  end
+  if #posts > 0 then
+    money_slice.m = posts
+    save_lease(prefix, slice_id, money_slice)
+    table.insert(expiries, now + lease_ttl)
+    table.insert(expiries, slice_id)
+  else
+    redis.call('ZREM', leases_key, slice_id)
+    redis.call('DEL', prefix .. slice_id)
+  end
 end
 if #expiries > 0 then
   call_in_parts('ZADD', expiries)
@@ -221,6 +341,9 @@ for i, scope in ipairs(scopes) do
     scope.h[worker] = slice
   end
   save_scope(KEYS[i + 3], scope)
+  table.insert(reply, answer)
+end
+for _, answer in ipairs(answers) do
   table.insert(reply, answer)
 end
 save_deferred()

@@ -19,9 +19,11 @@
 -- SLICE {x, l, y, s, u}: what a worker may use without asking (`limits/slices/README.md`): until x, where it counts as used;
 -- y: requests that run on it and have no lease; s: the slots it holds until l, theirs included; u: by kind what it holds. It is
 -- not in a bucket's deficit until it is used, and not there for anybody else.
--- COUNTER, a hash {n, w, b}: n nano-USD that are spent or held; w its watermark: what stood in the books of Postgres before
+-- COUNTER, a hash {n, w, b, h, z}: n nano-USD that are spent or held; w its watermark: what stood in the books of Postgres before
 -- that moment of theirs is in it from the beginning; b when it was built, by Redis' clock. Of an org that has spent nothing
--- there is one all the same: where there is none, nobody knows.
+-- there is one all the same: where there is none, nobody knows. h: by worker {x, f}: until when it may use the f nano-USD that
+-- it holds for no request yet; z: until when nobody gets any.
+-- What a worker holds of counters is a lease, `slice:` and its name: so it expires, and is in a counter that is built, as any.
 -- LEASE {x, u, k, c, m, g, t}: x = 1 once expired; u: units used by kind, as far as its gateway has said; k: those of them
 -- that were settled before, where it was opened again; c: list of {scope key, list of CHARGE}; m: list of POST; g, n: when the
 -- books had it, and what it cost by them; t: tokens it may write, where money says so. A settled lease is the string "settled", or with any POST
@@ -311,6 +313,30 @@ local function put(lease, post, held, nano)
     post[3], post[4] = spent, mark
   end
   post[2] = held
+end
+
+-- The post of a lease for a counter; made where there is none.
+local function post_of(lease, key)
+  for _, post in ipairs(lease.m) do
+    if post[1] == key then
+      return post
+    end
+  end
+  local post = {key, 0, 0, 0, 0}
+  table.insert(lease.m, post)
+  return post
+end
+
+-- What workers may use of a counter, by worker.
+local function money_slices(key)
+  local packed = redis.call('HGET', key, 'h')
+  local found = packed and cmsgpack.unpack(packed) or {}
+  for worker, slice in pairs(found) do
+    if slice.x <= now then
+      found[worker] = nil
+    end
+  end
+  return found
 end
 
 -- Note among units that they are of a request that ran.

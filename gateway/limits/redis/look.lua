@@ -11,8 +11,11 @@ if not read_epoch(KEYS[3]) then
   epoch = 0
 end
 
-local held = {}
+local held, num_slices = {}, 0
 for _, lease_id in ipairs(redis.call('ZRANGEBYSCORE', leases_key, now, '+inf', 'LIMIT', 0, most)) do
+  if string.sub(lease_id, 1, 6) == 'slice:' then
+    num_slices = num_slices + 1
+  end
   local packed = redis.call('GET', prefix .. lease_id)
   local lease = packed and packed ~= 'settled' and unpack_lease(prefix, packed) or {}
   for _, part in ipairs(lease.c or {}) do
@@ -43,7 +46,7 @@ for i = 1, #asked do
   most_young = math.max(most_young, young(load_scope(KEYS[i + 3])))
 end
 
-local reply = {now, redis.call('ZCOUNT', leases_key, now, '+inf') + most_young}
+local reply = {now, redis.call('ZCOUNT', leases_key, now, '+inf') - num_slices + most_young}
 for i, each in ipairs(asked) do
   local scope = load_scope(KEYS[i + 3])
   local of_scope = held[KEYS[i + 3]] or {}

@@ -87,6 +87,11 @@ class Outage:
                 self._mend(), name="wait for Redis", context=outside_requests()
             )
 
+    @property
+    def has_deferred(self) -> bool:
+        """True while settles wait for Redis."""
+        return bool(self._deferred)
+
     async def close(self) -> None:
         if self._mending is not None:
             await end_tasks(self._mending)

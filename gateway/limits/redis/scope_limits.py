@@ -23,6 +23,15 @@ class BucketLimit(msgspec.Struct, frozen=True, array_like=True):
     window_us: int
 
 
+class CounterCap(msgspec.Struct, frozen=True):
+    """A hard cap on what a counter in Redis, `key`, may come to."""
+
+    key: str
+    amount_nano: int
+    is_funded: bool
+    """And no more than is leased of a balance."""
+
+
 class ScopeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of one owner that limits a request."""
 

@@ -18,14 +18,17 @@ from foundation.tasks import LogAndContinue, TaskSet, end_tasks
 from gateway.ids import uuid7
 from gateway.limits.redis.keys import org_keys
 from gateway.limits.redis.outage import ScriptCall
-from gateway.limits.redis.scope_limits import ScopeLimits
+from gateway.limits.redis.scope_limits import CounterCap, ScopeLimits
 from gateway.limits.redis.scripts import LimiterUnavailable, ScriptFailed, Scripts
 from gateway.limits.slices.ledger import (
     IDLE_S,
+    MONEY,
     TTL_S,
     Clock,
     EndedRequest,
     Exchange,
+    MoneyGrant,
+    MoneySlice,
     OrgLedger,
     SliceGrant,
     SliceMiss,
@@ -77,8 +80,8 @@ class _Org:
 
 
 class DroppedSlices(msgspec.Struct, frozen=True):
-    """Slices that are used no more. Redis keeps the slots of the requests that run on them, until
-    those have leases."""
+    """Slices that are used no more. Redis keeps the slots and the money of the requests that run on
+    them, until those have leases."""
 
     org_id: str
     worker: str
@@ -87,7 +90,8 @@ class DroppedSlices(msgspec.Struct, frozen=True):
 
 class Slices:
     """The slices of all organizations that one process holds. `defer`: settles when Redis is back;
-    `on_lost` is told that Redis has lost some. Idle until `start`."""
+    `on_lost` is told that Redis has lost some, `on_money` what it says of a counter of an
+    organization. Idle until `start`."""
 
     def __init__(
         self,
@@ -95,11 +99,12 @@ class Slices:
         *,
         defer: Callable[[str, ScriptCall], None],
         on_lost: Callable[[], None],
+        on_money: Callable[[str, MoneySlice, MoneyGrant], None] = lambda org_id, part, found: None,
         lease_ttl_s: Callable[[], float],
         clock: Clock = time.monotonic,
     ) -> None:
         self._scripts, self._defer, self._on_lost, self._clock = scripts, defer, on_lost, clock
-        self._lease_ttl_s = lease_ttl_s
+        self._lease_ttl_s, self._on_money = lease_ttl_s, on_money
         self._id = uuid7().hex
         self._num_names = 0
         self._is_started = False
@@ -140,13 +145,14 @@ class Slices:
         keys: Sequence[str],
         scopes: Sequence[ScopeLimits],
         units: UnitsByKind,
+        caps: Sequence[CounterCap] = (),
     ) -> tuple[list[int], int] | SliceMiss:
-        """Reserve in all scopes and return their buckets' full moments, and Redis' time; or return
-        why Redis is to be asked."""
+        """Reserve in all scopes and under all caps, and return the buckets' full moments, and
+        Redis' time; or return why Redis is to be asked."""
         org = self._orgs.get(org_id)
         if org is None or org.is_leaving:
             return "quiet"
-        slices = org.ledger.admit(lease_id, keys, scopes, units)
+        slices = org.ledger.admit(lease_id, keys, scopes, units, caps)
         if isinstance(slices, str):
             return slices
         org.count(self._clock())
@@ -178,9 +184,10 @@ class Slices:
         keys: Sequence[str],
         scopes: Sequence[ScopeLimits],
         units: UnitsByKind,
+        caps: Sequence[CounterCap] = (),
     ) -> None:
         """Note what a request of a busy organization has taken from Redis."""
-        self._orgs[org_id].ledger.note(keys, scopes, units)
+        self._orgs[org_id].ledger.note(keys, scopes, units, caps)
 
     def are_held(self, org_id: str) -> bool:
         """Tell whether there may be slices of the organization here."""
@@ -208,15 +215,23 @@ class Slices:
         await self._exchange(org)
         return False
 
-    def settle(self, org_id: str, lease_id: str, used: UnitsByKind, to_call: ToCall) -> bool:
-        """Settle a young request, or let the next exchange settle a lease. False: Redis is to be
-        told at once."""
+    def settle(
+        self,
+        org_id: str,
+        lease_id: str,
+        used: UnitsByKind,
+        to_call: ToCall,
+        counters: Sequence[str] = (),
+    ) -> bool:
+        """Settle a young request, or let the next exchange settle a lease. `counters`: those it
+        spends from; near a cap what it leaves is there at once. False: Redis is to be told at
+        once."""
         org = self._orgs.get(org_id)
         if org is None:
             return False
         if lease_id in org.ledger.young:
             org.ledger.settle(lease_id, used, to_call)
-        elif org.is_leaving:
+        elif org.is_leaving or not org.ledger.are_usable(counters):
             return False
         else:
             org.ledger.close(lease_id, used, to_call(used))
@@ -269,7 +284,7 @@ class Slices:
                 if org.is_dropped:
                     return
                 done = org.ledger.begin(returns=returns)
-                if not (done.reports or done.opened or done.closed):
+                if done.is_needless:
                     return
                 reply = await self._ask(org, done)
                 if reply is None or reply[0] != DONE:
@@ -279,7 +294,11 @@ class Slices:
                         self._on_lost()
                     return
                 self._settle_unknown(done.closed, reply[2])
-                wanted_back = org.ledger.complete(done, to_granted(reply[3:]), reply[1])
+                at = 3 + len(done.reports)
+                granted, money = to_granted(reply[3:at]), [MoneyGrant(*each) for each in reply[at:]]
+                wanted_back = org.ledger.complete(done, granted, money, reply[1])
+                for part, found in zip(done.money, money, strict=True):
+                    self._on_money(org.org_id, part, found)
                 if org.is_dropped:
                     self._give_up(org, None)
                 if not wanted_back:
@@ -287,15 +306,27 @@ class Slices:
 
     async def _ask(self, org: _Org, done: Exchange) -> list[Any] | None:
         """Return the answer of `exchange.lua`. None: there is none."""
-        keys = [*org_keys(org.org_id), *(part.key for part in done.slices)]
+        keys = [*org_keys(org.org_id), *(part.key for part in (*done.slices, *done.money))]
         places = {part.key: place for place, part in enumerate(done.slices, 1)}
+        paying = {part.key: place for place, part in enumerate(done.money, 1)}
         opened: list[Any] = [
-            (each.lease_id, each.units, {}, [places[part.key] for part in each.slices])
+            (
+                *(each.lease_id, each.units, {}),
+                [places[part.key] for part in each.scopes],
+                [paying[part.key] for part in each.money],
+            )
             for each in done.opened
         ]
         closed = [(each.lease_id, each.used) for each in done.closed]
+        spent = [
+            (each.lease_id, each.nano, [paying[part.key] for part in each.slices])
+            for each in done.spent
+        ]
         ttls = int(TTL_S * 1_000_000), int(self._lease_ttl_s() * 1_000_000)
-        asked = (org.worker, *ttls, closed, opened, done.reports)
+        asked = (
+            *(org.worker, *ttls, closed, opened),
+            *(done.reports, done.money_reports, spent),
+        )
         try:
             found: list[Any] = await self._scripts.call("exchange", keys, asked)
         except LimiterUnavailable as error:
@@ -336,23 +367,29 @@ class Slices:
         org.ledger.young = {}
 
     def _cover(self, requests: Any) -> None:
+        """What of money is held for them is free again when their slice expires, and what they
+        spend is counted."""
         for young in requests:
-            self._covered[young.lease_id] = young.units
+            self._covered[young.lease_id] = {**young.units, MONEY: 0}
 
     def _give_up(self, org: _Org, failed: Exchange | None) -> None:
         """Settle one by one what an exchange would have settled, and what `failed` may have."""
-        if org.ledger.slices:
+        if org.ledger.slices or org.ledger.money:
             self._dropped.append(DroppedSlices(org.org_id, org.worker, [*org.ledger.slices]))
         closing, exceeded = list(org.ledger.closing.values()), org.ledger.exceeded
-        org.ledger.closing, org.ledger.exceeded = {}, []
+        spent = org.ledger.spent
+        org.ledger.closing, org.ledger.exceeded, org.ledger.spent = {}, [], []
         if failed is not None:
             self._cover(failed.opened)
             closing += failed.closed
             exceeded = [*failed.exceeded, *exceeded]
+            spent = [*failed.spent, *spent]
         for ended in closing:
             self._settle_alone(ended)
         for ended in exceeded:
             self._settle_alone(ended)
+        for each in spent:
+            self._tasks.spawn(self._settle(each.lease_id, each.call), name="settle a request")
 
     def _settle_unknown(self, closed: Sequence[EndedRequest], unknown: Sequence[bytes]) -> None:
         """Settle what had expired or was forgotten, so that it is debited."""

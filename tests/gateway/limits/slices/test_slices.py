@@ -10,8 +10,10 @@ import msgspec
 import pytest
 import redis.asyncio
 
-from gateway.limits.limiter import STEP_TOKENS
+from gateway.limits.counters import free_nano
+from gateway.limits.limiter import LEASE_TTL_S, STEP_TOKENS
 from gateway.limits.outcomes import Admission, Refusal, Settlement, Units, burst, scopes_of
+from gateway.limits.redis.keys import org_keys
 from gateway.limits.slices.ledger import IDLE_S, TTL_S, YOUNG_S
 from gateway.limits.spending import counter_of
 from gateway.principal import UNLIMITED, Plan, Principal, SpendCap
@@ -304,23 +306,129 @@ async def test_a_changed_limit_is_decided_by_redis_until_slices_are_of_it(world:
     assert (await admitted(world, worker, 1, smaller)).is_of_slices
 
 
-async def test_what_spends_under_a_cap_is_asked_for_and_counted_once(world: World) -> None:
-    """And it is settled at once: what it held and did not spend is there for the next."""
-    worker, cap = world.workers[0], SpendCap("key", "key_a", "total", 10**9)
-    capped = msgspec.structs.replace(who(), spend_caps=(cap,))
-    for number in range(20):
-        verdict = await worker.limiter.admit(
-            capped,
-            "m",
-            input_tokens=10,
-            max_output_tokens=5,
-            lease_id=f"paid-{number}",
-            prices=PRICES,
-        )
-        assert isinstance(verdict, Admission) and not verdict.is_of_slices
-        used = Units(input_tokens=10, cost_nano=70 + number)
+def capped(amount_nano: int, **named: Any) -> Principal:
+    cap = SpendCap("key", "key_a", "total", amount_nano, **named)
+    return msgspec.structs.replace(who(), spend_caps=(cap,))
+
+
+COUNTER = counter_of("key", "key_a", "total", 0)
+HOLD = 10 * 3 + -(-5 * 10_500 // 1000)
+"""Nano-USD that each request may cost."""
+
+
+async def spends(world: World, worker: Worker, asks: Principal, times: int = 1) -> Any:
+    """Ask for what costs HOLD at most, `times` as much of it at once."""
+    world.number += 1
+    return await worker.limiter.admit(
+        asks,
+        "m",
+        input_tokens=10 * times,
+        max_output_tokens=5 * times,
+        lease_id=f"paid-{world.number}",
+        prices=PRICES,
+    )
+
+
+async def until_it_has_money(world: World, worker: Worker, asks: Principal) -> None:
+    for _ in range(20):
+        verdict = await spends(world, worker, asks)
+        await worker.limiter.settle(verdict, Units(input_tokens=10, cost_nano=0))
+    await world.live(0.15)
+    verdict = await spends(world, worker, asks)
+    assert verdict.is_of_slices
+    await worker.limiter.settle(verdict, Units(input_tokens=10, cost_nano=0))
+
+
+async def counted(world: World) -> int:
+    return int(await world.store.hget(COUNTER.key(ORG), "n") or -1)
+
+
+async def test_what_spends_under_a_cap_runs_on_slices_and_is_counted_once(world: World) -> None:
+    worker, asks, of_slices = world.workers[0], capped(10**9), 0
+    for number in range(40):
+        verdict = await spends(world, worker, asks)
+        of_slices += verdict.is_of_slices
+        used = Units(input_tokens=10, cost_nano=40 + number)
         assert await worker.limiter.settle(verdict, used) is Settlement.SETTLED
+        assert await worker.limiter.settle(verdict, used) is Settlement.REPLAYED
         await world.live(0.03)
-    await world.live(0.2)
-    counter = counter_of("key", "key_a", "total", 0).key(ORG)
-    assert int(await world.store.hget(counter, "n") or 0) == sum(70 + each for each in range(20))
+    assert of_slices > 25
+    free = free_nano(await world.store.hget(COUNTER.key(ORG), "h"), world.now_us)
+    shown = await counted(world) - free
+    await world.live(IDLE_S + 0.5)
+    spent = sum(40 + each for each in range(40))
+    assert await counted(world) == spent and shown <= spent + HOLD
+    assert await world.store.zcard(LEASES) == 0, "nothing is held any more"
+
+
+async def test_what_another_worker_holds_of_money_is_given_back_before_it_is_refused(
+    world: World,
+) -> None:
+    """All that is left fits only if nobody holds a slice."""
+    one, other = world.workers
+    asks = capped(100 * HOLD)
+    await until_it_has_money(world, one, asks)
+    assert await counted(world) > 0 and await world.store.zcard(LEASES) == 1
+    assert isinstance(await spends(world, other, asks, 97), Admission)
+    assert isinstance(await spends(world, other, asks, 5), Refusal)
+    assert await counted(world) <= 100 * HOLD
+
+
+async def test_near_a_cap_each_request_is_asked_for_and_settled_at_once(world: World) -> None:
+    worker, asks = world.workers[0], capped(20 * HOLD)
+    await until_it_has_money(world, worker, asks)
+    held = [await spends(world, worker, asks) for _ in range(18)]
+    assert all(isinstance(each, Admission) for each in held)
+    await world.live(0.15)
+    last = [await spends(world, worker, asks) for _ in range(2)]
+    assert not any(each.is_of_slices for each in last)
+    assert isinstance(await spends(world, worker, asks), Refusal)
+    await worker.limiter.settle(last[0], Units(cost_nano=0))
+    assert isinstance(await spends(world, worker, asks), Admission), "what it left is there"
+
+
+async def test_money_that_died_with_a_worker_is_held_as_long_as_a_lease(world: World) -> None:
+    one, other = world.workers
+    asks = capped(100 * HOLD)
+    await until_it_has_money(world, one, asks)
+    running = [await spends(world, one, asks) for _ in range(3)]
+    assert any(each.is_of_slices for each in running)
+    world.kill(one)
+    await world.live(TTL_S + 1)
+    assert await counted(world) >= 3 * HOLD
+    assert isinstance(await spends(world, other, asks, 50), Admission), "below half all is there"
+    await world.move(round(LEASE_TTL_S * 1_000_000))
+    assert isinstance(await spends(world, other, asks, 100), Admission), "its lease expired, too"
+
+
+async def test_a_booking_that_comes_first_is_counted_once(world: World) -> None:
+    """The books know of a request before its worker has told Redis."""
+    worker, asks = world.workers[0], capped(10**9)
+    await until_it_has_money(world, worker, asks)
+    verdict = await spends(world, worker, asks)
+    assert verdict.is_of_slices
+    await worker.limiter.settle(verdict, Units(input_tokens=10, cost_nano=50))
+    posts = (verdict.lease_id, 50, world.now_us, world.now_us, [COUNTER.key(ORG)])
+    await worker.limiter._scripts.call("book", org_keys(ORG), [posts])
+    await world.live(IDLE_S + 0.5)
+    assert await counted(world) == 50
+
+
+async def test_money_of_a_balance_is_no_longer_used_than_it_is_leased(world: World) -> None:
+    worker, asks = world.workers[0], capped(10**9, is_funded=True)
+    key, served = COUNTER.key(ORG), list[bool]()
+    worker.limiter.funds.serves = lambda of, *, is_low: served.append(is_low)  # type: ignore[method-assign]
+    world.number += 1
+    await worker.limiter.counters.build(ORG, [COUNTER], worker.limiter.renew)
+    told = (1, 1000 * HOLD, 60_000_000, 900 * HOLD, {})
+    await worker.limiter._scripts.call("fund", [*org_keys(ORG), key], told)
+    await until_it_has_money(world, worker, asks)
+    served.clear()
+    held = await spends(world, worker, asks, 150)
+    await world.live(0.15)
+    assert True in served, "less is left than a top-up is due at"
+    await worker.limiter.settle(held, Units(cost_nano=0))
+    await worker.limiter._scripts.call("fund", [*org_keys(ORG), key], (2, 1000 * HOLD, 0, 0, {}))
+    await spends(world, worker, asks)
+    await world.live(0.15)
+    assert not worker.slices._orgs[ORG].ledger.are_usable([key])

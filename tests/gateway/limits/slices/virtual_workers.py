@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import redis.asyncio
 
+from gateway.limits.counters import Books
 from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import Admission, Refusal, Units, scopes_of
 from gateway.limits.redis.data_loss import OF_ALL
@@ -75,7 +76,12 @@ class Worker:
         self.is_trusted = True
         """Nothing was lost since its last tick, so Redis says what it holds."""
         self.limiter = Limiter(
-            world.store, ever_used=it_was, monotonic=self.monotonic, sleep=world.live
+            world.store,
+            ever_used=it_was,
+            books=world.books,
+            grace_s=0,
+            monotonic=self.monotonic,
+            sleep=world.live,
         )
         self.slices = self.limiter._slices
         self.slices._tick = lambda: None  # type: ignore[method-assign]
@@ -138,9 +144,12 @@ class Worker:
 
 
 class World:
-    """Redis, its time, the workers, and all that has passed."""
+    """Redis, its time, the workers, and all that has passed. `books`: what was spent."""
 
-    def __init__(self, store: redis.asyncio.Redis, num_workers: int) -> None:
+    def __init__(
+        self, store: redis.asyncio.Redis, num_workers: int, books: Books | None = None
+    ) -> None:
+        self.books = books
         self.store, self.now_us, self.number = store, START_US, 0
         self.workers = [Worker(self, number) for number in range(num_workers)]
         self.num_made = num_workers
