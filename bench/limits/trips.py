@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from redis.asyncio import Redis, from_url
 
+from billing.events import Price, PriceSet
 from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import Admission, Units, scopes_of
 from gateway.limits.redis.keys import epoch_key, org_keys, scope_keys
@@ -19,11 +19,12 @@ from gateway.limits.redis.local_buckets import LocalBuckets
 from gateway.limits.redis.outage import ScriptCall
 from gateway.limits.redis.scripts import Scripts
 from gateway.limits.slices.slices import Slices
-from gateway.principal import UNLIMITED, Plan, Principal
+from gateway.limits.spending import MAX_NANO
+from gateway.principal import UNLIMITED, Plan, Principal, SpendCap
 
 NUM_GATEWAYS = 4
 NUM_FLOODING = 8
-CLIENTS = 24
+FEW, MANY = 24, 200
 """Requests at once, of each gateway."""
 INPUT_TOKENS, OUTPUT_TOKENS = (20, 400), (10, 200)
 NEAR_LIMIT, SHARE_OF_LIMIT = 3_000_000, 0.9
@@ -31,6 +32,10 @@ NEAR_LIMIT, SHARE_OF_LIMIT = 3_000_000, 0.9
 AT_ONCE = 16
 """Requests of a flood between two turns of the event loop."""
 LEASE_TTL_S = 60.0
+PRICES: PriceSet = {
+    "uncached_input": Price("m:uncached_input", 2_000),
+    "output": Price("m:output", 10_000),
+}
 PLAN = Plan(
     name="bench",
     tokens_per_minute=4_000_000_000,
@@ -88,14 +93,28 @@ class Meter:
         )
 
 
-async def serve(url: str, seconds: float, *, slices: bool, longest_s: float) -> Trips:
-    """Serve requests that run for up to `longest_s`, on limiters as gateways have them."""
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """A way of serving. `longest_s`: a request runs for as long at most. `clients`: requests at
+    once, of each gateway. `capped`: each has a hard cap to spend under."""
+
+    slices: bool
+    longest_s: float
+    clients: int = FEW
+    capped: bool = False
+
+
+async def serve(url: str, seconds: float, way: Way) -> Trips:
+    """Serve requests on limiters as gateways have them."""
+    longest_s = way.longest_s
     redis = from_url(url)
     await redis.flushall()
     stores = [from_url(url) for _ in range(NUM_GATEWAYS)]
     limiters = [Limiter(each) for each in stores]
     draw, counts, ends_at = random.Random(1), [0, 0], time.monotonic() + longest_s + seconds
     callers = [caller(number) for number in range(8)]
+    if way.capped:
+        cap = SpendCap("org", "org_trips", "total", MAX_NANO)
+        callers = [msgspec.structs.replace(each, spend_caps=(cap,)) for each in callers]
 
     async def client(limiter: Limiter, name: str) -> None:
         number = 0
@@ -108,20 +127,23 @@ async def serve(url: str, seconds: float, *, slices: bool, longest_s: float) -> 
                 input_tokens=tokens,
                 max_output_tokens=OUTPUT_TOKENS[1],
                 lease_id=f"{name}-{number}",
+                prices=PRICES,
             )
             if isinstance(verdict, Admission):
                 counts[0] += 1
                 await asyncio.sleep(draw.uniform(0, longest_s))
-                await limiter.settle(verdict, Units(input_tokens=tokens, output_tokens=written))
+                spent = verdict.spending.cost_nano(tokens, written) if verdict.spending else 0
+                used = Units(input_tokens=tokens, output_tokens=written, cost_nano=spent)
+                await limiter.settle(verdict, used)
             else:
                 counts[1] += 1
 
     for limiter in limiters:
-        if slices:
+        if way.slices:
             await limiter.start()
     meter = Meter(redis)
     serving = asyncio.gather(
-        *(client(each, f"{g}-{c}") for g, each in enumerate(limiters) for c in range(CLIENTS))
+        *(client(each, f"{g}-{c}") for g, each in enumerate(limiters) for c in range(way.clients))
     )
     await asyncio.sleep(longest_s)  # until they do not begin all at once any more
     counts[:] = 0, 0
@@ -264,17 +286,20 @@ def settle(gateway: Slices, lease_id: str, tokens: int) -> None:
 def run(url: str, seconds: float) -> dict[str, Trips]:
     """Return what each way of serving costs."""
     found = {}
-    for name, slices, longest_s in ways():
-        found[name] = asyncio.run(serve(url, seconds, slices=slices, longest_s=longest_s))
+    for name, way in WAYS.items():
+        found[name] = asyncio.run(serve(url, seconds, way))
     found["one org, short"] = asyncio.run(flood(url, seconds))
     found["one org, half leases"] = asyncio.run(flood(url, seconds, open_share=0.5))
     return found
 
 
-def ways() -> Sequence[tuple[str, bool, float]]:
-    return (
-        ("exact, short", False, 0.05),
-        ("slices, short", True, 0.05),
-        ("exact, 3 s", False, 3.0),
-        ("slices, 3 s", True, 3.0),
-    )
+WAYS = {
+    "exact, short": Way(slices=False, longest_s=0.05),
+    "slices, short": Way(slices=True, longest_s=0.05),
+    "exact, capped": Way(slices=False, longest_s=0.05, capped=True),
+    "slices, capped": Way(slices=True, longest_s=0.05, capped=True),
+    "exact, 3 s, few": Way(slices=False, longest_s=3.0),
+    "slices, 3 s, few": Way(slices=True, longest_s=3.0),
+    "exact, 3 s, many": Way(slices=False, longest_s=3.0, clients=MANY),
+    "slices, 3 s, many": Way(slices=True, longest_s=3.0, clients=MANY),
+}

@@ -39,6 +39,9 @@ from gateway.limits.slices.ledger import (
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
+LONGEST_TICK_S, WORTH_AN_EXCHANGE = 0.25, 16
+"""An organization of which fewer requests have come is exchanged less often, unless a slice was too
+small for one."""
 BUSY_REQUESTS, BUSY_WITHIN_S = 8, 0.25
 """So many requests within that time make an organization busy."""
 MIN_RATE = 10.0
@@ -64,6 +67,8 @@ class _Org:
         self.is_dropped = False
         self.is_leaving = False
         """Too little comes for slices: they are given back."""
+        self.is_wanting = False
+        """Something was not to be had of slices since the last exchange."""
         self.rate, self.number = rate, 0
         self.turned_at = self.last_at = clock()
 
@@ -71,8 +76,18 @@ class _Org:
         self.number += 1
         self.last_at = now
 
+    def is_due(self, now: float) -> bool:
+        """Tell whether an exchange is worth its price."""
+        return (
+            self.is_wanting
+            or self.number >= WORTH_AN_EXCHANGE
+            or now - self.turned_at >= LONGEST_TICK_S
+            or now - self.last_at > IDLE_S
+        )
+
     def turn(self, now: float) -> None:
         """Begin a tick."""
+        self.is_wanting = False
         elapsed = max(now - self.turned_at, 0.001)
         self.rate = STEADY * self.rate + (1 - STEADY) * self.number / elapsed
         self.number, self.turned_at = 0, now
@@ -154,6 +169,7 @@ class Slices:
             return "quiet"
         slices = org.ledger.admit(lease_id, keys, scopes, units, caps)
         if isinstance(slices, str):
+            org.is_wanting |= slices in ("none", "short")
             return slices
         org.count(self._clock())
         return org.ledger.full_moments(scopes, slices)
@@ -267,7 +283,10 @@ class Slices:
                 await asyncio.gather(*(self._turn(org) for org in list(self._orgs.values())))
 
     async def _turn(self, org: _Org) -> None:
-        org.turn(self._clock())
+        now = self._clock()
+        if not org.is_due(now):
+            return
+        org.turn(now)
         await self._exchange(org, returns=org.is_leaving)
         if org.is_leaving and not org.is_dropped and org.ledger.is_empty():
             del self._orgs[org.org_id]
@@ -367,8 +386,8 @@ class Slices:
         org.ledger.young = {}
 
     def _cover(self, requests: Any) -> None:
-        """What of money is held for them is free again when their slice expires, and what they
-        spend is counted."""
+        """Note that what they reserved is paid for, but for money: what is held of it is free again
+        when their slice expires, and what they spend is counted."""
         for young in requests:
             self._covered[young.lease_id] = {**young.units, MONEY: 0}
 

@@ -14,6 +14,7 @@ from gateway.limits.counters import free_nano
 from gateway.limits.limiter import LEASE_TTL_S, STEP_TOKENS
 from gateway.limits.outcomes import Admission, Refusal, Settlement, Units, burst, scopes_of
 from gateway.limits.redis.keys import org_keys
+from gateway.limits.slices import slices
 from gateway.limits.slices.ledger import IDLE_S, TTL_S, YOUNG_S
 from gateway.limits.spending import counter_of
 from gateway.principal import UNLIMITED, Plan, Principal, SpendCap
@@ -42,6 +43,7 @@ def who(plan: Plan | None = None, key: Plan = UNLIMITED) -> Principal:
 async def world(redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch) -> World:
     move_clock(monkeypatch)
     be_busy_at_once(monkeypatch)
+    monkeypatch.setattr(slices, "LONGEST_TICK_S", 0.0)  # each tick exchanges
     made = World(redis, 2)
     await made.begin()
     return made

@@ -27,7 +27,7 @@ from tests.gateway.limits.limiter_oracle import CLOCK_KEY, Bucket, Taken, cost_u
 START_US = 1_700_000_000_000_000
 ORG = "org_a"
 RENEW_US = 20_000_000
-TOLD_US = 200_000
+TOLD_US = 400_000
 """Within which a worker that ticks has told what ended."""
 
 
