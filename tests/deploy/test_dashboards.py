@@ -149,7 +149,10 @@ def test_kubernetes_has_the_same_rules_and_dashboards() -> None:
 
 def test_each_alert_is_shown_to_fire_and_to_be_silent() -> None:
     fires, silent = set[str](), set[str]()
-    for test in yaml.safe_load((PROMETHEUS / "tollgate-rules.test.yml").read_text())["tests"]:
+    written = yaml.safe_load((PROMETHEUS / "tollgate-rules.test.yml").read_text())
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    assert written["group_eval_order"] == [each["name"] for each in groups]
+    for test in written["tests"]:
         for each in test["alert_rule_test"]:
             (fires if each["exp_alerts"] else silent).add(each["alertname"])
     alerts = {rule["alert"] for rule in rules() if "alert" in rule}
