@@ -22,6 +22,8 @@ from typing import Any
 
 import argon2
 import httpcore2
+import httpx
+import httpx2
 import pytest
 import redis.asyncio
 from alembic.config import Config
@@ -72,6 +74,7 @@ SERVED_BY_ONE_STACK = {
 """Folders whose files are served by one, by its name."""
 LONG_COLLECTION_S = 0.2
 """A full collection of garbage takes so long of the processor for half a million objects."""
+PATIENCE_S = 120.0
 SEED = os.environ.get("SUITE_ORDER")
 """If set, it seeds a random order of the files and of the tests within each file."""
 
@@ -252,6 +255,17 @@ def certificates() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", of)
         patch.setattr(httpcore2, "default_ssl_context", cache(httpcore2.default_ssl_context))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_clients() -> Iterator[None]:
+    """A client of httpx waits for an answer until it hangs, unless its test says for how long: five
+    seconds are short on a machine that does much else."""
+    with pytest.MonkeyPatch.context() as patch:
+        for library in (httpx, httpx2):
+            for phase in ("connect", "read", "write", "pool"):
+                patch.setattr(library._config.DEFAULT_TIMEOUT_CONFIG, phase, PATIENCE_S)
         yield
 
 

@@ -75,8 +75,13 @@ class Up:
 
     def pids(self, name: str = "") -> dict[str, int]:
         """Registered children by name."""
-        lines = {path: path.read_text().split() for path in self.home.glob(f"run/{name}*.pid")}
-        return {path.stem: int(line[1]) for path, line in lines.items() if line}
+        found = {}
+        for path in self.home.glob(f"run/{name}*.pid"):
+            with suppress(FileNotFoundError):  # it has ended since
+                line = path.read_text().split()
+                if line:
+                    found[path.stem] = int(line[1])
+        return found
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
