@@ -10,6 +10,7 @@ import tokenizers
 from sqlalchemy.ext.asyncio import AsyncEngine
 from tokenizers import decoders, models, pre_tokenizers
 
+from billing.ledger import spend_totals
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.app import create as product
@@ -20,6 +21,7 @@ from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.limits import counters, funding
 from gateway.limits.redis import pipeline
+from gateway.mcp import known
 from gateway.tenancy import changes
 from tests.gateway.routes import one_routing
 from tests.gateway.rsa_keys import few_keys
@@ -42,14 +44,19 @@ def be_patient(patch: pytest.MonkeyPatch) -> None:
     for module in (access_tokens, key_reader, cors_origins, issuer_directory, revocations):
         patch.setattr(module, "READ_TIMEOUT_S", PATIENCE_S)
     patch.setattr(changes, "SILENCE_S", PATIENCE_S)
+    patch.setattr(product, "REDIS_TIMEOUT_S", PATIENCE_S)
     be_patient_with_stores(patch)
 
 
 def be_patient_with_stores(patch: pytest.MonkeyPatch) -> None:
-    """Wait for Redis and Postgres where limits would go on without them."""
+    """Wait for Redis and Postgres where limits would go on without them, and changes be announced
+    to nobody."""
+    for module in (changes, known, revocations):
+        patch.setattr(module, "ANNOUNCE_TIMEOUT_S", PATIENCE_S)
     patch.setattr(pipeline, "BATCH_TIMEOUT_S", PATIENCE_S)
     patch.setattr(funding, "TOP_UP_TIMEOUT_S", PATIENCE_S)
     patch.setattr(counters, "BUILD_TIMEOUT_S", PATIENCE_S)
+    patch.setattr(spend_totals, "EVER_USED_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="module", autouse=True)

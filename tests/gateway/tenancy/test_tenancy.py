@@ -14,6 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from gateway.app.create import connect_redis
 from gateway.audit.log import COMMAND_LINE
 from gateway.principal import UNLIMITED, Plan
 from gateway.processes.bootstrap import BootstrapResult, bootstrap
@@ -342,7 +343,7 @@ async def test_a_revocation_without_redis_stands_and_says_that_nobody_was_told(
     db: AsyncEngine,
 ) -> None:
     org, _, created = await make_tenant(db)
-    nowhere = Redis(host="127.0.0.1", port=1)
+    nowhere = connect_redis("redis://127.0.0.1:1")
     with pytest.raises(ChangeNotAnnounced) as said:
         await revoke_key(db, nowhere, created.row.id, org_id=org.id, actor=COMMAND_LINE)
     assert isinstance(said.value.__cause__, RedisConnectionError | TimeoutError)

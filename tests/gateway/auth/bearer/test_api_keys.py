@@ -424,6 +424,11 @@ async def test_keys_in_use_are_read_again_no_more_often_than_they_should(
         assert not authenticator._stale and len(queries) == 1
 
 
+@pytest.fixture(scope="module")
+def patient_with_stores() -> None:
+    """Nobody waits longer than in a product."""
+
+
 @pytest.fixture
 async def own_postgres(own_home: Home) -> AsyncIterator[tuple[AsyncEngine, list[Child]]]:
     """The last of the servers is the one that runs."""

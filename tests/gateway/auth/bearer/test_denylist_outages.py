@@ -30,6 +30,11 @@ from tests.gateway.auth.world import World, open_world
 from tests.pace import pace
 
 
+@pytest.fixture(scope="module")
+def patient_with_stores() -> None:
+    """Nobody waits longer than in a product."""
+
+
 @pytest.fixture
 async def pool(postgres_url: str) -> AsyncIterator[AsyncEngine]:
     engine = create_engine(postgres_url, role=ROLE_SYSTEM, pool_size=10)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-import redis.asyncio
 from joserfc import jwt
 
+from gateway.app.create import connect_redis
 from gateway.auth.bearer.revocations import Denylist
 from gateway.auth.oauth import rfc6749_token
 from gateway.auth.oauth.tokens import signing_keys
@@ -56,7 +56,7 @@ async def test_a_grant_ends_though_redis_hears_nothing_of_it(
     code, grant = await world.code(client)
     answer = await world.redeem(client, code)
     claims = await world.claims(answer["access_token"])
-    nobody = redis.asyncio.Redis(host="127.0.0.1", port=1)
+    nobody = connect_redis("redis://127.0.0.1:1")
     world.authority = msgspec.structs.replace(world.authority, redis=nobody)
     assert await error_of(world.redeem(client, code)) == "invalid_grant"
     assert await ended_because(world, grant.id) == rfc6749_token.CODE_REPLAYED
