@@ -260,7 +260,7 @@ def test_a_prompt_is_a_request_that_costs_nothing_and_is_on_record(world: World)
 def test_a_hard_cap_holds_what_a_call_costs(world: World) -> None:
     """Two of three at 0.02 fit under 0.05, and what breaks gives back what was held for it."""
     key_id, secret = new_key(world)
-    cap = {"key_id": key_id, "period": "day", "amount_usd": "0.05"}
+    cap = {"key_id": key_id, "period": "total", "amount_usd": "0.05"}
     world.worker.post("/v1/admin/spend-caps", **cap)
     names = ["paid__break", "paid__look", "paid__break", "paid__look", "paid__look", "other__look"]
 
@@ -454,7 +454,7 @@ def test_a_rate_limit_amid_a_loop_ends_it_with_what_was_done(world: World) -> No
 def test_a_cap_amid_a_loop_is_told_to_the_model(world: World) -> None:
     """One call fits, the second does not; the rounds cost next to nothing."""
     key_id, secret = new_key(world, scopes=["inference", "mcp:call"])
-    world.worker.post("/v1/admin/spend-caps", key_id=key_id, period="day", amount_usd="0.035")
+    world.worker.post("/v1/admin/spend-caps", key_id=key_id, period="total", amount_usd="0.035")
     made = looped(world, secret, [LOOK], [LOOK])
     calls = [item for item in made.output if item.type == "mcp_call"]
     assert [call.status for call in calls] == ["completed", "failed"]

@@ -209,7 +209,7 @@ def test_our_model_calls_tools_that_a_server_has(worker: Running, server: str, m
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_spent_budget_is_told_by_name(worker: Running, server: str, mode: str) -> None:
     key_id, secret = new_key(worker)
-    cap = {"key_id": key_id, "period": "day", "amount_usd": "0.000001"}
+    cap = {"key_id": key_id, "period": "total", "amount_usd": "0.000001"}
     worker.post("/v1/admin/spend-caps", **cap)
     error = refusal_of(worker, secret, mode, f"{server}__test_sampling")
     assert (error.code, error.message) == (LIMITED, "The budget is spent")
@@ -229,7 +229,7 @@ def test_a_loop_of_samplings_ends_with_the_callers_money(
     """The calls together spend no more than the cap, whatever each of them may sample."""
     key_id, secret = new_key(worker)
     cap_pico = 100_000_000
-    cap = {"key_id": key_id, "period": "day", "amount_usd": f"{cap_pico / 10**12:.6f}"}
+    cap = {"key_id": key_id, "period": "total", "amount_usd": f"{cap_pico / 10**12:.6f}"}
     worker.post("/v1/admin/spend-caps", **cap)
     name, arguments = f"{server}__test_sampling", {"prompt": "Write.", "times": 3}
     ended = None
