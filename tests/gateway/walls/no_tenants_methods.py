@@ -23,6 +23,7 @@ SYSTEM = {
     "auth.bearer.access_tokens.AccessTokens.verify": "of the token that is shown",
     "auth.bearer.api_keys.Authenticator.authenticate": "of the key that is shown",
     "auth.bearer.api_keys.Authenticator.hashes": "asks nobody",
+    "auth.bearer.key_reader.KeyReader.find": "of the key that is shown",
     "auth.oauth.authority.Authority.narrowed_resources": "asks nobody",
     "auth.oauth.client_authentication.ClientAuthentication.authenticate": "proves a client",
     "auth.oauth.clients.store.Clients.find": "by what a form says, before the tenant is known",
