@@ -50,6 +50,7 @@ NAMES: Mapping[str, str] = {
 }
 """The actions that are shown, and their words around the target."""
 SETTINGS = "settings.reloaded"
+"""The action whose entry has the lines that changed."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,9 +66,6 @@ class Changes(msgspec.Struct, frozen=True):
 
     shown: Sequence[Change]
     num_more: int
-
-
-NO_CHANGES = Changes((), 0)
 
 
 def changes_query(org: str, start: datetime, end: datetime) -> Query[Changes]:

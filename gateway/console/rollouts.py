@@ -15,13 +15,13 @@ import msgspec
 from billing.queries import Query
 from gateway.audit.tables import entries
 from gateway.console.attention import TodoItem
+from gateway.console.changes import SETTINGS
 from gateway.console.hidden import visible
 from gateway.installation.items import HomeState
 from gateway.installation.model_versions import UNDER_WAY, ModelVersion
 from gateway.tenancy.audit_pages import AuditEvent, select_entries, to_event
 
-RELOADED = "settings.reloaded"
-CHANGES = ("model.created", "model.updated", RELOADED)
+CHANGES = ("model.created", "model.updated", SETTINGS)
 MAX_CHANGES = 200
 """The newest that are read: a model that was changed before them is changed by nobody known."""
 SLACK_S = 5
@@ -82,7 +82,7 @@ def rollouts_of(homes: Iterable[HomeState], events: Sequence[AuditEvent]) -> lis
 
 def models_in(event: AuditEvent, known: Collection[str]) -> set[str]:
     """Return the models that an entry is about."""
-    if event.action != RELOADED:
+    if event.action != SETTINGS:
         return {event.target} & {*known}
     lines = msgspec.json.decode(event.after or "{}").get("changes") or ()
     return {model for each in lines if (model := _model_of(str(each), known)) is not None}
