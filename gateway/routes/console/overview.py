@@ -100,11 +100,13 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
     return request.render(
         "overview",
         table=tokens_table(series),
-        first_tokens=latencies_table("Time to the first token", series, "ttft_ms"),
-        next_tokens=latencies_table("Time between tokens", series, "itl_ms"),
-        goodputs=goodputs_table(series),
+        tables={
+            "first_tokens": latencies_table("Time to the first token", series, "ttft_ms"),
+            "next_tokens": latencies_table("Time between tokens", series, "itl_ms"),
+            "goodputs": goodputs_table(series),
+            "projects": projects_table(request, summary, found),
+        },
         target=request.services.generation.slos.target,
-        projects=projects_table(request, summary, found),
         changes=changes,
         needs=shown_needs(
             request,

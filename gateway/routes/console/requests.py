@@ -329,7 +329,7 @@ async def show_one(request: ConsoleRequest) -> Response[bytes]:
         slo=slo,
         bars=[] if row is None else bars_of(row),
         record=record,
-        price=price_table([] if record is None else lines_of(record)),
+        tables={"price": price_table([] if record is None else lines_of(record))},
         table=None if record is None else ledger_table(record),
         model=None if row is None else model_name(row.model),
         why=None if row is None or row.error_code is None else ERRORS.get(row.error_code, ""),

@@ -70,7 +70,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
     return request.render(
         "settings",
         table=table,
-        items=items,
+        tables={"items": items},
         num_given=sum(each.source != DEFAULT for each in origins),
         num_all=len(origins),
     )

@@ -78,12 +78,16 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
             request, by, summary.groups if request.wants_csv else models[:MAX_SHOWN], names
         ),
         num_hidden=max(0, len(models) - MAX_SHOWN),
-        servers=servers_table(request, servers[:MAX_SHOWN]),
+        tables={
+            "servers": servers_table(
+                request, servers if request.wants_csv else servers[:MAX_SHOWN]
+            ),
+            "chart": tokens_table(summary.series()),
+            "spend": spend_table(summary),
+        },
         by=by,
         kinds=[(name, title.lower()) for name, title in BY.items()],
         changes=changes,
-        chart=tokens_table(summary.series()),
-        spend=spend_table(summary),
         now_sums=summary.now,
         before=summary.before,
         is_billed=summary.is_billed,

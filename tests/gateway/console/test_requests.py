@@ -3,6 +3,7 @@ are answered, and nobody sees another organization's."""
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -268,6 +269,20 @@ def test_a_filter_that_cannot_be_read_is_named(console: ConsoleServer, sessions:
             assert answer.status_code == 400, query
         assert client.get("/console/usage?by=odd").status_code == 400
         assert client.get(f"/console/usage?by=tag&tag={'x' * 99}").status_code == 400
+
+
+def test_each_table_of_a_page_has_its_csv(console: ConsoleServer, sessions: Sessions) -> None:
+    found: dict[str, str] = {}
+    with httpx.Client(base_url=console.url, cookies=sessions("little", "owner")) as client:
+        for page in ("overview", "usage", "settings"):
+            shown = html.unescape(client.get(f"/console/{page}").text)
+            for address, name in re.findall(r'href="([^"]*format=csv&table=(\w+))"', shown):
+                answer = client.get(address)
+                assert answer.headers["content-type"].startswith("text/csv"), address
+                found[name] = answer.text
+    assert found.keys() >= {*("first_tokens", "next_tokens", "goodputs", "projects"), "items"}
+    assert found.keys() >= {"spend", "chart"}
+    assert len({*found.values()}) == len(found), "no table is answered with another"
 
 
 def test_what_is_shown_is_there_as_csv(console: ConsoleServer, sessions: Sessions) -> None:

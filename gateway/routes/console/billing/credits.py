@@ -105,7 +105,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         recent_pico=recent.amount_pico,
         lasts=lasts(balance.left_pico, days_left(balance.left_pico, recent.amount_pico, seconds)),
         wanted=wanted,
-        asked=to_asked(asked),
+        tables={"asked": to_asked(asked)},
         is_open=lambda credit: is_open(credit, now),
         amount_text=lambda pico: "" if pico is None else format_usd(pico),
     )

@@ -203,7 +203,7 @@ async def show_invoice(request: ConsoleRequest) -> Response[bytes]:
         table=table,
         more=lines[-1].line.id if more else None,
         row=row,
-        entries=to_entries(row, entries),
+        tables={"entries": to_entries(row, entries)},
         formats=FORMATS,
         can_take_back=row.amounts is not None and row.amounts.credited < row.amounts.total,
     )

@@ -52,7 +52,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
     return request.render(
         "billing/reratings",
         table=done if shown is None else to_preview(shown, whole=request.wants_csv),
-        done=done,
+        tables={"done": done},
         more=rows[-1].id if more else None,
         **shared(request, orgs),
         shown=shown,

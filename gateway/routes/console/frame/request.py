@@ -167,11 +167,6 @@ class ConsoleRequest(ActingRequest):
     def wants_csv(self) -> bool:
         return self.query.get("format") == "csv"
 
-    @property
-    def is_partial(self) -> bool:
-        """Tell whether htmx asks, which swaps a part of the page."""
-        return HX_REQUEST in self.http.headers
-
     def address(self, path: str | None = None, /, **changed: str | None) -> str:
         """Return the address of this page with some parameters changed; None drops one. `path`:
         of another page, which keeps the time range and the organization."""
