@@ -126,12 +126,23 @@ class Delivery:
 
     # the reader's side
 
+    @property
+    def is_taken(self) -> bool:
+        """Tell whether the reader has taken the last chunk, and nothing failed by then: it need not
+        ask for more."""
+        is_left = self.abandoned or self.failure is not None
+        return self._is_whole and not self._chunks and not is_left
+
+    def sent(self) -> None:
+        """Note that the reader has sent what it got."""
+        while self._marks and self._marks[0][0] <= self._num_taken:
+            self._marks.popleft()[1]()
+
     async def next(self) -> bytes | None:
         """Return all chunks that are ready, joined; None at the end, which needs not be waited for
         behind the last one, or when abandoned. Raises what `fail` was given. Whoever comes back has
         sent what it got before."""
-        while self._marks and self._marks[0][0] <= self._num_taken:
-            self._marks.popleft()[1]()
+        self.sent()
         while not self._chunks:
             if self._ended or self.abandoned or self._is_whole:
                 if self.failure is not None:

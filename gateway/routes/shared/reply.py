@@ -193,7 +193,11 @@ class Reply:
         status = "200"
         chunk: bytes | None = first
         while chunk is not None:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            is_last = self.delivery.is_taken
+            await send({"type": "http.response.body", "body": chunk, "more_body": not is_last})
+            if is_last:
+                self.delivery.sent()
+                return status
             try:
                 chunk = await self.delivery.next()
             except Exception as error:

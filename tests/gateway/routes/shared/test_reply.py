@@ -131,3 +131,26 @@ async def test_a_client_that_never_reads_again_holds_no_connection(server: Serve
         while server.uvicorn.server_state.connections:
             await asyncio.sleep(0.02)
     writer.close()
+
+
+async def test_a_stream_ends_with_its_last_chunk() -> None:
+    """Nothing follows it, and who waits for it to be sent hears of that."""
+    delivery, sent, heard = Delivery(stalled_reader_s=STALLED_S), list[Message](), list[int]()
+    await delivery.put(b"first", nobody_rests)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if message.get("body") == b"first":
+            delivery.put_last(b"last")
+            delivery.once_sent(lambda: heard.append(len(sent)))
+
+    scope: Any = {"type": "http", "path": "/v1/chat/completions", "state": {}}
+    await Reply(delivery, stream=True)(scope, receive, send)
+    assert [(each["body"], each["more_body"]) for each in sent[1:]] == [  # type: ignore[typeddict-item]
+        (b"first", True),
+        (b"last", False),
+    ]
+    assert heard == [3] and scope["state"][OUTCOME] == "200"
