@@ -8,7 +8,8 @@ Two stages:
    newest ids, as Hugging Face's text-generation-inference and vLLM do: ids before `start` are
    forgotten, those up to `read` are sure and stay as context (a decoder treats the first token of
    a text in its own way), those behind may still be part of a character, which shows as U+FFFD at
-   the end. What is emitted never ends in such a U+FFFD until it is known to be one.
+   the end. What is emitted never ends in such a U+FFFD until it is known to be one. A byte-level
+   token of whole characters says the same wherever it stands, and is looked up.
 2. `_StopString` is the automaton of Knuth, Morris and Pratt (1977) over characters, one per stop
    string. Its state says how many of the last characters may be the beginning of the string:
    exactly those are held back. The stop string that is completed first wins; of two completed
@@ -20,13 +21,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer import UNDECODED, Tokenizer
 
 MAX_HELD_TOKENS = 16
 """Tokens that wait for the end of a character. A character has at most 4 bytes and a token at
 least one, so more than that are bytes that never were text."""
 
-UNDECODED = "\N{REPLACEMENT CHARACTER}"
 _UTF8_BYTES = 4
 _CONTEXT_TOKENS = 8
 """At most so many tokens of a prompt are context: more than a character has."""
@@ -160,6 +160,10 @@ class _Decoder:
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""
+        if self._read == len(self._ids) and (text := self._tokenizer.whole_text(token_id)):
+            # Nothing waits for the end of a character, and this one needs no context.
+            self._ids, self._read, self._emitted = [token_id], 1, len(text)
+            return text
         self._ids.append(token_id)
         text = self._decode(self._ids)
         sure = text.rstrip(UNDECODED)

@@ -36,6 +36,8 @@ CONFIG_FACTS: Mapping[str, type] = {
 }
 """The fields of `tokenizer_config.json` that tell a client how texts are tokenized."""
 
+UNDECODED = "\N{REPLACEMENT CHARACTER}"
+
 MAX_COMPOSED = 4
 """Characters that Unicode's canonical composition (UAX 15) may make one of."""
 
@@ -89,9 +91,11 @@ class Tokenizer:
         self._added = {id_: str(token.content) for id_, token in added.items()}
         self.added_ids = frozenset(self._added)
         """Every id that stands for a text as a whole, whatever is around it."""
-        self._byte_level = backend.decoder is not None and (
-            b'"ByteLevel"' in backend.decoder.__getstate__()
-        )
+        decoder = b"{}" if backend.decoder is None else backend.decoder.__getstate__()
+        self._byte_level = b'"ByteLevel"' in decoder
+        self._joins_bytes = json.loads(decoder).get("type") == "ByteLevel"
+        """A text is the bytes of its tokens, one after the other, and nothing else."""
+        self._whole_texts: dict[int, str] = {}
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -154,6 +158,15 @@ class Tokenizer:
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, ids out of range vanish."""
         text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def whole_text(self, token_id: int) -> str:
+        """Return what one id adds to any text that ends with a whole character; empty where that
+        depends on its neighbours, as where it is a part of a character."""
+        text = self._whole_texts.get(token_id)
+        if text is None:
+            text = self.decode([token_id], skip_special_tokens=False) if self._joins_bytes else ""
+            text = self._whole_texts[token_id] = "" if UNDECODED in text else text
         return text
 
     def pieces(self, token_ids: Iterable[int]) -> list[str]:

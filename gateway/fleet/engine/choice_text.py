@@ -317,6 +317,8 @@ class Choices:
         self._choices, self._reports = choices, reports
         self._contract, self._breakpoints = contract, breakpoints
         self.usage: MeteredUsage | None = None
+        self._input: InputSplit | None = None
+        self._input_of: tuple[object, ...] = ()
 
     @property
     def over(self) -> bool:
@@ -344,9 +346,11 @@ class Choices:
     def _to_metered(self, output: EngineOutput) -> MeteredUsage:
         """Count what was seen here as it comes. What the engine generated and never sent, because
         the request was aborted, is the client's unless it has its whole answer already."""
-        usage = output.usage
-        used = sum(choice.num_used for choice in self._choices)
-        wasted = sum(choice.num_wasted for choice in self._choices)
+        usage, used, wasted, reasoning = output.usage, 0, 0, 0
+        for choice in self._choices:
+            used += choice.num_used
+            wasted += choice.num_wasted
+            reasoning += choice.num_reasoning
         if output.finished:
             unseen = usage.generated_tokens - used - wasted
             if self.over:
@@ -360,11 +364,18 @@ class Choices:
             cache_write=counted.cache_write_5m,
             cache_write_1h=counted.cache_write_1h,
             output=used,
-            reasoning_output=sum(choice.num_reasoning for choice in self._choices),
+            reasoning_output=reasoning,
             wasted_output=wasted,
         )
 
     def _split(self, usage: Usage) -> InputSplit:
+        """Split the prompt, anew where what is known of it has changed: not from token to token."""
+        read = usage.prompt_tokens, usage.cached_tokens, usage.kept_tokens, usage.written_tokens
+        if self._input is None or read != self._input_of:
+            self._input, self._input_of = self._split_anew(usage), read
+        return self._input
+
+    def _split_anew(self, usage: Usage) -> InputSplit:
         if not self._breakpoints:
             return split_input(self._contract, usage.prompt_tokens, usage.cached_tokens)
         return split_kept(

@@ -1,4 +1,4 @@
-"""What tokens of an engine of ours cost behind gateway and socket, over the engine alone.
+"""Measures what tokens of an engine of ours cost behind gateway and socket, over the engine alone.
 
 `python -m bench.engine_streams [--streams N] [--tokens N] [--rounds N] [--profile] [--dry]`: penny
 on one thread. Alone: the engine's core answers N requests in this process. Served: `tollgate up`
@@ -33,7 +33,7 @@ from bench.tools.ports import free_port
 from bench.tools.record import record
 from bench.tools.workload import Request
 
-PENNY = Path(__file__).parents[1] / "models" / "penny"
+PENNY = Path(__file__).parents[2] / "models" / "penny"
 GOAL = 0.15
 PROMPT = [{"role": "user", "content": "Tell me something about tollgates, please."}]
 PROMPT_TOKENS = 24

@@ -1,0 +1,1 @@
+"""Measures an engine of ours behind gateway and socket."""
