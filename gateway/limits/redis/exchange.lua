@@ -116,9 +116,7 @@ for _, each in ipairs(closed) do
 end
 for _, of_scope in pairs(refunds) do
   for _, of_kind in pairs(of_scope) do
-    for event, amount in pairs(of_kind.by_event) do
-      refund(of_kind.bucket, event, amount)
-    end
+    refund_all(of_kind.bucket, of_kind.by_event)
   end
 end
 call_in_parts('ZREM', ended)

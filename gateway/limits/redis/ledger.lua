@@ -96,6 +96,36 @@ local function refund(bucket, event, amount)
   end
 end
 
+-- As `refund` of each amount by its event, the oldest first, in one walk along the marks.
+local function refund_all(bucket, by_event)
+  local marks, events, back = bucket.m, {}, 0
+  for event in pairs(by_event) do
+    table.insert(events, event)
+  end
+  table.sort(events)
+  local next_one = 1
+  for i, pair in ipairs(marks) do
+    local low = pair[2] - back
+    while next_one <= #events and (i == #marks or events[next_one] < pair[1]) do
+      local amount = math.min(by_event[events[next_one]], low)
+      low, back, next_one = low - amount, back + amount, next_one + 1
+    end
+    pair[2] = low
+  end
+  bucket.f = bucket.f - back
+  local kept, lowest = {}, math.huge
+  for i = #marks, 1, -1 do
+    if marks[i][2] < lowest then
+      lowest = marks[i][2]
+      table.insert(kept, marks[i])
+    end
+  end
+  bucket.m = {}
+  for i = #kept, 1, -1 do
+    table.insert(bucket.m, kept[i])
+  end
+end
+
 local loaded, key_of = {}, {} -- scopes by key, and the other way round
 
 local function expire_slice(scope, worker, at)

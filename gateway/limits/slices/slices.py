@@ -39,7 +39,7 @@ from gateway.limits.slices.ledger import (
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-LONGEST_TICK_S, WORTH_AN_EXCHANGE = 0.25, 16
+LONGEST_TICK_S, WORTH_AN_EXCHANGE = 0.25, 64
 """An organization of which fewer requests have come is exchanged less often, unless a slice was too
 small for one."""
 BUSY_REQUESTS, BUSY_WITHIN_S = 8, 0.25
