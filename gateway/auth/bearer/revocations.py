@@ -14,7 +14,9 @@ reaches a process within a second, whatever is broken:
   every POLL_S, from the last number on; and once when the feed is back.
 - If only the revoking gateway is cut off from Redis, no other feed shows that something is missing.
   So Postgres notifies of each revocation as it is committed (`WorkListener`), and then it is read.
-  A process that does not hear Postgres polls it with the feed too, every HEALTHY_POLL_S; one that
+  The revoking gateway says both again until Redis has it, for REPEAT_FOR_S; and who reads of one
+  that the feed does not tell of announces it, for those who have missed the notification.
+- A process that does not hear Postgres polls it with the feed too, every HEALTHY_POLL_S; one that
   does looks after a lost notification every `work_listener.LOOK_S`.
 - A process that cannot prove to have all revocations as of MAX_STALENESS_S ago accepts no token:
   for example while both Redis and Postgres are gone.
@@ -29,9 +31,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
@@ -42,6 +45,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from foundation.periodic import Periodic
+from foundation.tasks import TaskSet
 from gateway.audit.log import Actor
 from gateway.auth.errors import AuthUnavailable
 from gateway.auth.oauth.tokens.grants import revoke_grant
@@ -50,6 +54,7 @@ from gateway.auth.tables import revocations
 from gateway.db import DATABASE_ERRORS, delete_some
 from gateway.tenancy.changes import EVERYTHING, ChangeListener, publish_change
 from gateway.tenancy.errors import ChangeNotAnnounced
+from gateway.worker.work_listener import CHANNEL as WORK_CHANNEL
 from gateway.worker.work_listener import LONG_S, WorkListener
 
 log = logging.getLogger(__name__)
@@ -67,6 +72,10 @@ apart, and with time to read before MAX_STALENESS_S."""
 INTENT_S = 5.0
 """A process polls for so long after the announcement that a revocation is coming."""
 ANNOUNCE_TIMEOUT_S = 0.5
+REPEAT_S, REPEAT_FOR_S = 0.2, 2.0
+"""So often, and for so long, an announcement that failed is made again, and Postgres notifies."""
+LATE_S = 0.2
+"""The feed may tell of a revocation so much later than Postgres; then others announce it."""
 READ_TIMEOUT_S = 5.0
 WORK = "revocations"
 """The topic of the trigger on revocations."""
@@ -78,6 +87,8 @@ SWEEP_S = 60.0
 MAX_READ = 10_000
 """The rows of one read."""
 MAX_PURGED = 1000
+JITTER = random.Random()
+"""A generator of its own: it neither follows nor disturbs a seed of the global one."""
 INTENT = b"?"
 
 Kind = Literal["grant", "token", "client", "user", "key"]
@@ -102,9 +113,11 @@ class Announcement:
     """The revocations of one transaction; `announcing` publishes them."""
 
     def __init__(self, redis: Redis, clock: Callable[[], float]) -> None:
-        self._redis = redis
+        self.redis = redis
         self._clock = clock
         self.revoked: list[Revocation] = []
+        self.db: AsyncEngine | None = None
+        """The pool of the transaction."""
         self.warned = False
         """True if it was announced that a revocation is coming, so that other processes poll."""
 
@@ -116,7 +129,7 @@ class Announcement:
         until now are refused (hold the lock of the user's row, so that none is issued meanwhile).
         """
         if not self.revoked:
-            self.warned = await publish(self._redis, INTENT)
+            self.warned = await publish(self.redis, INTENT)
         now = self._clock()
         issued_until = math.floor(now) if kind == "user" else None
         row = {
@@ -127,6 +140,7 @@ class Announcement:
             "expires_at": datetime.fromtimestamp(now + KEPT_S, UTC),
         }
         await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK)))
+        self.db = conn.engine
         added = sa.insert(revocations).values(**row).returning(revocations.c.seq)
         seq = (await conn.execute(added)).scalar_one()
         self.revoked.append(Revocation(seq, kind, subject, issued_until, now + KEPT_S))
@@ -158,17 +172,36 @@ async def announcing(
 ) -> AsyncIterator[Announcement]:
     """Announce the revocations of a transaction after its commit.
 
-    Raises: ChangeNotAnnounced if Redis could not be reached. The change is committed and all
-    processes see it in Postgres within HEALTHY_POLL_S; one that reaches Redis but not Postgres does
-    not, and for its sake the call must be repeated.
+    Raises: ChangeNotAnnounced if Redis could not be reached for REPEAT_FOR_S. The change is
+    committed and Postgres notifies all processes of it; one that reaches Redis but not Postgres
+    hears of it from those who do. If all who do are cut off from Redis, the call must be repeated.
     """
     announcement = Announcement(redis, clock)
     yield announcement
     if not announcement.revoked:
         return
-    was_announced = await publish(redis, ENCODER.encode(announcement.revoked))
+    message = ENCODER.encode(announcement.revoked)
+    was_announced = await publish(redis, message)
+    if not was_announced:
+        was_announced = await announce_again(announcement, message)
     if not was_announced and not announcement.warned:
         raise ChangeNotAnnounced("redis", "the revocation is saved but was not announced")
+
+
+async def announce_again(announcement: Announcement, message: bytes) -> bool:
+    """Announce what could not be announced until Redis takes it, and let Postgres notify of it as
+    often: a notification may be lost, too. False: Redis did not take it within REPEAT_FOR_S."""
+    assert announcement.db is not None, "something was revoked"
+    with suppress(TimeoutError):
+        async with asyncio.timeout(REPEAT_FOR_S):
+            while True:
+                await asyncio.sleep(REPEAT_S)
+                with suppress(*DATABASE_ERRORS):
+                    async with announcement.db.begin() as conn:
+                        await conn.execute(sa.select(sa.func.pg_notify(WORK_CHANNEL, WORK)))
+                if await publish(announcement.redis, message):
+                    return True
+    return False
 
 
 async def publish(redis: Redis, message: bytes) -> bool:
@@ -210,8 +243,12 @@ class Denylist:
         self._listener = ChangeListener(
             redis, self._receive, channel=CHANNEL, clock=clock, on_lost=self._wake
         )
+        self._redis = redis
         self._denied: dict[tuple[Kind, str], Revocation] = {}
         self._last_seq = 0
+        self._announced_seq = 0
+        """The last one that the feed told of."""
+        self._tasks = TaskSet()
         self._read_as_of = -math.inf
         self._behind = self._missed_again = True
         """`_behind`: something was missed or is coming, so the feed proves nothing until the end of
@@ -240,6 +277,7 @@ class Denylist:
     async def close(self) -> None:
         await self._listener.close()
         await self._rounds.close()
+        await self._tasks.close()
 
     @property
     def as_of(self) -> float:
@@ -303,6 +341,8 @@ class Denylist:
                 log.error("an announcement of revocations cannot be decoded")
                 self._fall_behind()
                 return
+            for each in announced:
+                self._announced_seq = max(self._announced_seq, each.seq)
             new = [each for each in announced if each.seq > self._last_seq]
             has_no_gap = all(
                 each.seq == self._last_seq + number for number, each in enumerate(new, 1)
@@ -369,11 +409,21 @@ class Denylist:
             self._failing = True
             return
         self._failing = False
+        if found and self._read_as_of > -math.inf:
+            self._tasks.spawn(self._announce_late(found), name="announce revocations")
         self._learn(found, advance=True)
         self._behind = self._missed_again
         self._read_as_of = started
         async with self._fresh:
             self._fresh.notify_all()
+
+    async def _announce_late(self, found: Sequence[Revocation]) -> None:
+        """Announce what Postgres has told of and the feed does not: who revoked it may be cut off
+        from Redis, and others may have missed the notification."""
+        await asyncio.sleep(LATE_S * JITTER.uniform(1.0, 2.0))
+        late = [each for each in found if each.seq > self._announced_seq]
+        if late:
+            await publish(self._redis, ENCODER.encode(late))
 
     async def _read(self) -> list[Revocation]:
         now = datetime.fromtimestamp(self._wall_clock(), UTC)

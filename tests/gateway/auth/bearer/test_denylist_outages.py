@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.app.create import connect_redis
 from gateway.auth.bearer import revocations
-from gateway.auth.bearer.revocations import Announcement, Revocation, announcing
+from gateway.auth.bearer.revocations import Announcement, Denylist, Revocation, announcing
 from gateway.auth.errors import AuthUnavailable, ExpiredToken
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.home import Home
@@ -23,6 +23,7 @@ from gateway.processes import embedded_databases as embedded
 from gateway.processes.child_processes import Child
 from gateway.tenancy.changes import EVERYTHING
 from gateway.tenancy.errors import ChangeNotAnnounced
+from gateway.worker import work_listener
 from tests.databases import with_cluster
 from tests.gateway.auth.bearer.revoking import PROMISED_S, a_token, revoke, seconds_until_refused
 from tests.gateway.auth.bearer.test_api_keys import counted_queries
@@ -120,6 +121,59 @@ async def test_who_revokes_without_redis_is_noticed_by_those_who_have_it(world: 
             await told.revoke(conn, org_id=world.org_id, kind="token", subject=claims.jti)
     assert await seconds_until_refused(world.tokens, token) < PROMISED_S
     await nowhere.aclose()
+
+
+async def test_who_reads_of_a_revocation_that_nobody_announces_announces_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway that revoked is cut off from Redis, and one process misses the notification of
+    Postgres: it would not look for half a minute."""
+
+    async def nothing() -> list[Revocation]:
+        return []
+
+    token = await a_token(world)
+    claims = await world.claims(token)
+    await world.principal(token)
+    deaf = Denylist(world.db, world.redis, lambda each: None, wall_clock=world.clock)
+    await deaf.start()
+    await deaf.current()
+    monkeypatch.setattr(deaf, "_read", nothing)
+    nowhere = connect_redis("redis://127.0.0.1:1")
+    with pytest.raises(ChangeNotAnnounced):
+        async with announcing(nowhere, clock=world.clock) as told, world.db.begin() as conn:
+            await told.revoke(conn, org_id=world.org_id, kind="token", subject=claims.jti)
+    async with asyncio.timeout(30):
+        while not deaf.denies(claims):
+            await asyncio.sleep(0.01)
+    await deaf.close()
+    await nowhere.aclose()
+
+
+async def test_a_notification_of_postgres_is_repeated_until_redis_has_the_revocation(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = await a_token(world)
+    claims = await world.claims(token)
+    heard, has_heard_twice = list[str](), asyncio.Event()
+
+    def hear(_conn: object, _pid: int, _channel: str, topic: object) -> None:
+        heard.append(str(topic))
+        if heard.count(revocations.WORK) >= 3:
+            has_heard_twice.set()
+
+    async def publish(redis: redis.asyncio.Redis, message: bytes) -> bool:
+        return has_heard_twice.is_set()
+
+    monkeypatch.setattr(revocations, "publish", publish)
+    monkeypatch.setattr(revocations, "REPEAT_FOR_S", 30.0)
+    async with world.db.connect() as conn:
+        driver = (await conn.get_raw_connection()).driver_connection
+        assert driver is not None
+        await driver.add_listener(work_listener.CHANNEL, hear)
+        await revoke(world, "token", claims.jti)
+        await driver.remove_listener(work_listener.CHANNEL, hear)
+    assert has_heard_twice.is_set(), "the trigger's own, and others"
 
 
 async def test_a_process_that_missed_something_is_not_current_before_it_has_read_it(
