@@ -662,7 +662,6 @@
   talks.push(new Talk(form.querySelector(".talk")));
   for (const each of JSON.parse(field("messages").value || "[]")) talks[0].turns.push({ role: each.role, text: each.content, model: talks[0].model });
   for (const each of form.querySelectorAll("[hidden]:not(#stop, #clear)")) each.hidden = false;
-  compare.hidden = models.size < 1;
   recall();
   for (const talk of talks) talk.show();
   drawImages();
