@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
+from engine.core.product_ways import choose_measured
 from engine.core.stepper import Stepper
 from engine.errors import ConfigError, InvalidRequest
 from engine.kernels.attention.types import AttentionShape, KVLayer
@@ -296,6 +297,8 @@ def _load(config: EngineConfig, device: torch.device, startup: Startup) -> _Load
     startup.took("weights", used_bytes(device) - used_before)
     dtype, deterministic = config.kv_cache_dtype, config.deterministic
     shape = attention_shape(model, BLOCK_SIZE, cache_dtype=dtype, deterministic=deterministic)
+    with startup.phase("products"):
+        choose_measured(shape)
     return _LoadedModel(model, shape)
 
 

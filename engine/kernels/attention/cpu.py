@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from engine.kernels.attention.types import AttentionMetadata, AttentionShape, KVLayer
+from engine.kernels.choice.microkernel import Microkernel
+from engine.kernels.choice.products import PromptShape, uses_library
 from engine.kernels.cpu.backend import (
     DTYPES,
     LANES,
@@ -22,8 +24,8 @@ from engine.kernels.cpu.backend import (
     uses_cpu_kernels,
 )
 
-ROWS = 12
-"""Tokens of a prompt computed together for one head."""
+ROWS, LIBRARY_ROWS = 12, 32
+"""Tokens of a prompt computed together for one head, by our own tiles and by a library."""
 SPARE_BLOCKS = 2
 """Scores are computed for two blocks at once."""
 ITEM_WIDTH = 6
@@ -31,6 +33,15 @@ ATTEND_VARIES = ROTATE_VARIES = 7
 """Among the kernels' arguments: SLOT and COS are the first that belong to the step."""
 MIN_TOKENS_A_THREAD = 8
 """A team is not worth calling for fewer tokens to turn."""
+
+
+def library_for(shape: AttentionShape) -> Microkernel | None:
+    """Return whose product multiplies for prompts, where it was measured to be faster than our own
+    tiles."""
+    if shape.deterministic or shape.dtype != torch.bfloat16:
+        return None
+    found = uses_library(PromptShape(shape.num_heads, shape.num_kv_heads, shape.head_dim))
+    return found[1] if found is not None and found[0][0] else None
 
 
 def cpu_attends(shape: AttentionShape) -> bool:
@@ -48,16 +59,22 @@ class CpuAttentionPlan:
     """An `AttentionPlan`."""
 
     def __init__(
-        self, metadata: AttentionMetadata, shape: AttentionShape, window: int | None
+        self,
+        metadata: AttentionMetadata,
+        shape: AttentionShape,
+        window: int | None,
+        library: Microkernel | None = None,
     ) -> None:
+        """library: its product multiplies for prompts; None: our own tiles do."""
         self._shape = shape
         self._half = half(shape.dtype)
         self._attends, self._rotates = f"attend {window}", f"rotate {window}"
         self._threads = torch.get_num_threads()
+        self._rows = ROWS if library is None else LIBRARY_ROWS
         self._tables = torch.from_numpy(np.ascontiguousarray(metadata.block_tables))
         self.slots, self._items = self._plan(metadata)
         stride = (self._tables.shape[1] + SPARE_BLOCKS) * LANES * 4
-        scratch = shape.head_dim * 4 * (ROWS + 1) + ROWS * stride
+        scratch = shape.head_dim * 4 * (self._rows + 1) + self._rows * stride
         self._scratch = torch.empty(self._threads, scratch, dtype=torch.uint8)
         # What attention's arguments have in them of this step, from ATTEND_VARIES on.
         self._fixed = (
@@ -75,7 +92,15 @@ class CpuAttentionPlan:
             window or 0,
             self._half,
             float_bits(shape.head_dim**-0.5),
+            *(library or (0, 0)),
         )
+
+    @classmethod
+    def measured(
+        cls, metadata: AttentionMetadata, shape: AttentionShape, window: int | None
+    ) -> CpuAttentionPlan:
+        """Return the plan with the product that was measured to be the fastest."""
+        return cls(metadata, shape, window, library_for(shape))
 
     def _plan(self, metadata: AttentionMetadata) -> tuple[Tensor, Tensor]:
         """Return where the new tokens' keys go, int64 [T], and what threads draw, [n,
@@ -83,7 +108,7 @@ class CpuAttentionPlan:
         """
         shape, tables, num_single = self._shape, self._tables, metadata.num_single
         chunks = metadata.query_lens[num_single:].tolist()
-        num_tiles = sum(-(-count // ROWS) for count in chunks)
+        num_tiles = sum(-(-count // self._rows) for count in chunks)
         num_items = num_single * shape.num_kv_heads + num_tiles * shape.num_heads
         query_lens = torch.from_numpy(metadata.query_lens)
         seq_lens = torch.from_numpy(metadata.seq_lens)
@@ -102,7 +127,7 @@ class CpuAttentionPlan:
                 items.data_ptr(),
                 shape.num_heads,
                 shape.num_kv_heads,
-                ROWS,
+                self._rows,
             ),
             1,
         )

@@ -27,7 +27,7 @@ def attention_planner(
     if uses_triton(shape.device):
         return _plan_on_device
     if cpu_attends(shape):
-        return CpuAttentionPlan
+        return CpuAttentionPlan.measured
     if shape.deterministic:
         return FixedAttentionPlan
     return TorchAttentionPlan

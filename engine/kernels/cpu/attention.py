@@ -8,11 +8,11 @@ block and head, with P numbers in a word:
     keys     [head_dim / P, 16] words: step d of a product meets the 16 keys side by side
     values   [16 / P, head_dim] words: step j meets the channels, of two keys at once where P is 2
 
-A thread draws items, each up to 12 and mostly as many rows that share their keys: the query heads
-of a group for one decoded token, or tokens of a prompt for one head. It computes all scores of the
-item, then their softmax in float32, then the mix: two passes and no rescaling, so a row's result
-depends neither on its neighbours nor on how a prompt was cut. What lies behind a sequence's end is
-never multiplied: 0 * NaN is NaN.
+A thread draws items, each of up to 12 rows that share their keys, or 32 where a library multiplies:
+the query heads of a group for one decoded token, or tokens of a prompt for one head. It computes
+all scores of the item, then their softmax in float32, then the mix: two passes and no rescaling, so
+a row's result depends neither on its neighbours nor on how a prompt was cut. What lies behind a
+sequence's end is never multiplied: 0 * NaN is NaN.
 """
 
 from __future__ import annotations
@@ -51,9 +51,14 @@ AHEAD = 4
     WINDOW,
     HALF,
     SCALE,
-) = range(21)
+    PRODUCT,
+    RELEASE,
+) = range(23)
 """Arguments of `attend`, all int64; strides and sizes are bytes, tables int64 [S, TABLE_WIDTH],
-WINDOW 0 for none, SCALE the bits of a float32. SLOT counts the threads that took scratch."""
+WINDOW 0 for none, SCALE the bits of a float32. SLOT counts the threads that took scratch. PRODUCT
+and RELEASE are a `Microkernel` that multiplies for tokens of a prompt; 0: our own tiles do."""
+LIBRARY_ROWS = 32
+"""Rows of an item that the library's product takes at once."""
 
 ITEM_WIDTH = 6
 SEQ, HEAD, TOKEN, NUM_ROWS, VALID, VALID_STEP = range(ITEM_WIDTH)
@@ -103,11 +108,25 @@ def _fetch(args, item, following, place):
 
 
 @njit(error_model="numpy")
+def _by_library(args, item):
+    return args[PRODUCT] != 0 and item[VALID_STEP] != 0
+
+
+@njit(error_model="numpy")
 def _score(args, item, following, q, q_stride, rows, first_block, stop_block, scores):
     """scores[m, j] = q[m] K[j], not scaled; blocks two by two, the last one twice if it is odd."""
     zero = v.splat(types.float32(0.0))
     stride, half = args[SCORE_STRIDE], args[HALF]
     steps = args[HEAD_DIM] >> half
+    if _by_library(args, item):
+        dim, q_numbers, numbers = args[HEAD_DIM], q_stride >> 1, stride >> 2
+        for index in range(first_block, stop_block):
+            at = scores + (index - first_block) * 64
+            keys = args[K] + _block_at(args, item, index)
+            v.library_product(
+                args[PRODUCT], rows, BLOCK, dim, q_numbers, BLOCK, numbers, 0, q, keys, at, 1
+            )
+        return
     for index in range(first_block, stop_block, 2):
         at = scores + (index - first_block) * 64
         for row in range(rows):
@@ -174,6 +193,12 @@ def _mix(args, item, following, rows, first, last, weights, mixed, spare):
         _fetch(args, item, following, stop_block - first_block + index - first_block + AHEAD)
         a = weights + ((index - first_block) * 64 >> half)
         begin, end = max(first - index * BLOCK, 0), min(last - index * BLOCK, BLOCK)
+        if begin == 0 and end == BLOCK and _by_library(args, item):
+            numbers = args[SCORE_STRIDE] >> 1
+            v.library_product(
+                args[PRODUCT], rows, dim, BLOCK, numbers, dim, dim, 1, a, values, mixed, 1
+            )
+            continue
         step, stop = (begin + half) >> half, end >> half
         if step << half > begin:
             _single(args, values + (step - 1) * dim * 4, 1, spare)
@@ -186,6 +211,13 @@ def _mix(args, item, following, rows, first, last, weights, mixed, spare):
 
 
 @njit(error_model="numpy")
+def _rows_at_once(args, item):
+    if _by_library(args, item):
+        return LIBRARY_ROWS
+    return MAX_ROWS
+
+
+@njit(error_model="numpy")
 def _attend_rows(args, item, following, q, q_stride, out, out_stride, start, rows, scratch):
     """Rows [start, start + rows) of an item."""
     half, dim = args[HALF], args[HEAD_DIM]
@@ -195,7 +227,7 @@ def _attend_rows(args, item, following, q, q_stride, out, out_stride, start, row
     first_block, stop_block = _blocks(args, item, start, rows)
     spare = scratch
     mixed = spare + dim * 4
-    scores = mixed + MAX_ROWS * dim * 4
+    scores = mixed + _rows_at_once(args, item) * dim * 4
     sums = tile_memory()
     _score(args, item, following, q, q_stride, rows, first_block, stop_block, scores)
     for row in range(rows):
@@ -239,8 +271,9 @@ def attend(args):
         out_stride = args[OUT_STRIDE] if item[VALID_STEP] else row_bytes
         q = args[Q] + item[TOKEN] * args[Q_STRIDE] + item[HEAD] * row_bytes
         out = args[OUT] + item[TOKEN] * args[OUT_STRIDE] + item[HEAD] * row_bytes
-        for start in range(0, item[NUM_ROWS], MAX_ROWS):
-            rows = min(MAX_ROWS, item[NUM_ROWS] - start)
+        most = _rows_at_once(args, item)
+        for start in range(0, item[NUM_ROWS], most):
+            rows = min(most, item[NUM_ROWS] - start)
             _attend_rows(
                 args,
                 item,
@@ -254,3 +287,5 @@ def attend(args):
                 scratch,
             )
         index = behind
+    if args[PRODUCT] != 0:
+        v.call(args[RELEASE], 1)

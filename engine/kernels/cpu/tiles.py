@@ -21,6 +21,8 @@ from engine.kernels.cpu.emit import LANES
 
 MAX_ROWS = 12
 """Rows of a tile: 24 accumulators of the 32 registers of AVX-512."""
+BLOCK_ROWS = 96
+"""Rows of x that stay in the cache while panels pass."""
 COLUMNS = 2 * LANES
 ROWS = (12, 8, 6, 4, 3, 2, 1)
 """Rows of tiles that there is code for."""
@@ -33,12 +35,21 @@ Measured on one core with B in memory, of 8 to 32 rows of A: 1.3-1.5 times as fa
 @intrinsic
 def tile_memory(context: Any) -> Any:
     """The address of a tile C of float32 [MAX_ROWS, COLUMNS] in the caller's own frame"""
+    return types.int64(), _frame_memory(MAX_ROWS)
 
+
+@intrinsic
+def block_memory(context: Any) -> Any:
+    """Alike, of float32 [BLOCK_ROWS, COLUMNS]"""
+    return types.int64(), _frame_memory(BLOCK_ROWS)
+
+
+def _frame_memory(rows: int) -> Any:
     def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
-        kind = ir.ArrayType(e.FLOAT, MAX_ROWS * COLUMNS)
+        kind = ir.ArrayType(e.FLOAT, rows * COLUMNS)
         return builder.ptrtoint(cgutils.alloca_once(builder, kind), e.LONG)
 
-    return types.int64(), generate
+    return generate
 
 
 def _halves(builder: ir.IRBuilder, word: ir.Value) -> list[ir.Value]:

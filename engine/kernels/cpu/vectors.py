@@ -348,3 +348,32 @@ def wait(context: Any, function: Any) -> Any:
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), [])
 
     return types.void(types.int64), generate
+
+
+PRODUCT_ARGUMENTS = 11
+
+
+@intrinsic
+def library_product(
+    context: Any,
+    function: Any,
+    rows: Any,
+    columns: Any,
+    depth: Any,
+    a_stride: Any,
+    b_stride: Any,
+    c_stride: Any,
+    adds: Any,
+    a: Any,
+    b: Any,
+    c: Any,
+    in_pairs: Any,
+) -> Any:
+    """Call `choice.microkernel.PRODUCT` by its address; strides are numbers, not bytes"""
+
+    def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
+        # Flags are passed as whole words, of which a callee reads the lowest byte (System V ABI).
+        kind = ir.FunctionType(ir.VoidType(), [e.LONG] * PRODUCT_ARGUMENTS)
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), list(args[1:]))
+
+    return types.void(*[types.int64] * (1 + PRODUCT_ARGUMENTS)), generate

@@ -2,20 +2,22 @@
 
 Knows no sharding and no names.
 
-On a CPU a dense weight is copied once into panels for the kernel of `cpu.py`; without that
-kernel into oneDNN's blocked layout, 1.1-5 times faster than `F.linear` for every batch of 1 to 512
+On a CPU a dense weight is copied once into panels for the kernels of `cpu.py`; without those
+kernels into oneDNN's blocked layout, 1.1-5 times faster than `F.linear` for every batch of 1 to 512
 rows. The result is that of an ordinary product in the same dtype. Quantised weights are made dense
 there when they are loaded (their values are kept, rounded to the activations' dtype), because
 torch's own products with packed int4 are slower than that at every batch; int8 keeps a second copy
 for the smallest batches: widening costs more than it saves where a weight in the cache serves many
 rows.
 
-Deterministic, a row's bits depend on that row and the weight alone. Libraries choose a kernel, and
+Deterministic, a row's bits depend on that row and the weight alone. Otherwise they may depend on
+how many rows there are, too: on a CPU, which product multiplies is measured by classes of rows, and
+deterministic it is our own tiles, always. Libraries choose a kernel, and
 with it an order of sums, by the number of rows: oneDNN's float32 product of 1,536 inputs gives a
-row other bits in a batch of 17 than alone. A kernel of one shape keeps one order. On a GPU that is
-a kernel of our own; elsewhere the library's, which is given tiles of TILE_ROWS rows only. That no
-row's place in a tile shows either is not promised by oneDNN; it was tried for float32, bfloat16 and
-float16, and a test tries it again.
+row other bits in a batch of 17 than alone. A kernel of one shape keeps one order. With kernels on a
+CPU and on a GPU that is one of our own; elsewhere the library's, which is given tiles of TILE_ROWS
+rows only. That no row's place in a tile shows either is not promised by oneDNN; it was tried for
+float32, bfloat16 and float16, and a test tries it again.
 """
 
 from __future__ import annotations
@@ -110,7 +112,7 @@ def pack_parts(
 
 def _pack_dense(weight: Tensor, bias: Tensor | None, deterministic: bool) -> LinearKernel:
     if cpu_linear.cpu_multiplies(weight.dtype, weight.shape[1], weight.device):  # row by row
-        return cpu_linear.pack(weight, bias)
+        return cpu_linear.pack(weight, bias, deterministic=deterministic)
     if deterministic and uses_triton(weight.device):
         from engine.kernels.linear.deterministic_triton import multiply
 
