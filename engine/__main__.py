@@ -39,23 +39,30 @@ if TYPE_CHECKING:  # it imports torch, which a typo need not wait for
 log = logging.getLogger("engine")
 
 DRAIN_TIMEOUT_S = 30.0
+EXPLAINED_MODEL = Path("models/penny")
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 """Beside this package lies models/penny."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+    arguments = _arguments(argv)
     name = arguments.served_name or arguments.model
     logs.configure(
         arguments.log_level, json_lines=arguments.log_format == "json", process=f"engine {name}"
     )
     try:
-        parse_address(arguments.listen)  # a typo is told before the weights are loaded
+        if arguments.listen is not None:
+            parse_address(arguments.listen)  # a typo is told before the weights are loaded
         startup = Startup()
         with startup.phase("hub"):
             _fetch_model(arguments)
         _check_model(arguments)
         core = _load(_config(arguments), startup)
+        if arguments.explain:
+            from engine.core.explanation import explain
+
+            print(explain(core.resolved))
+            return 0
         with _record_at(arguments.usage_record) as record:
             server = EngineServer(core, arguments.listen, record)
             core.begin_grammars()
@@ -69,6 +76,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # while loading; later SIGINT drains
         return 130
     return 0
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Exits with a usage line when an engine that is to serve lacks what it needs for that."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.explain:
+        arguments.model = arguments.model or EXPLAINED_MODEL
+        arguments.log_level = "warning"
+    missing = [flag for flag in ("model", "listen") if getattr(arguments, flag) is None]
+    if missing and not arguments.explain:
+        flags = ", ".join(f"--{flag}" for flag in missing)
+        parser.error(f"the following arguments are required: {flags}")
+    return arguments
 
 
 def _fetch_model(arguments: argparse.Namespace) -> None:
@@ -153,8 +174,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_options(parser.add_argument_group("steps"), "steps")
     _add_options(parser.add_argument_group("memory"), "memory")
     process = parser.add_argument_group("process")
+    process.add_argument("--listen", metavar="ADDRESS", help="unix:/path or tcp:host:port")
     process.add_argument(
-        "--listen", required=True, metavar="ADDRESS", help="unix:/path or tcp:host:port"
+        "--explain",
+        action="store_true",
+        help="start, print each option's value and where it came from, and which product "
+        "multiplies what, and exit; without --model, of penny",
     )
     _add_options(process, "process")
     _add_process(process)
@@ -200,7 +225,6 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     add(
         "--model",
         type=Path,
-        required=True,
         help="a Hugging Face folder, or org/name: fetched from a hub (HF_ENDPOINT)",
     )
     add("--revision", help="of a model on a hub: a branch, a tag or a commit; unset: its default")
