@@ -4,10 +4,12 @@
 with int8 weights beside it, and in float32, and a model of 15 M parameters in float32. For each: a
 prefill of 512 tokens, decodes of 1, 8 and 32 sequences, and 64 mixed requests (prompts of 32-512,
 answers of 16-256 tokens), greedy, EOS ignored; and the mixed requests as a burst, with the times of
-their tokens. The machine's load before and after is recorded: on a busy one ratios hold better than
-rates.
+their tokens. The processor's features are printed and recorded, and the machine's load before and
+after: on a busy one ratios hold better than rates.
 
-The roofline beside them is computed (`bench/engine/cpu_roofline.py`), and nobody reaches it. A
+The roofline beside them is computed from rates that are measured first
+(`bench/engine/cpu_roofline.py`), and nobody reaches it; each rate is printed with its ratio to
+ours, and as a share of the roofline. Goals are ratios to the best of GOAL_PEERS in the same run. A
 decode's rate is that of the answers' tokens after the first: the time of requests for one token is
 subtracted. The engines take turns, and each figure is the median of its turns.
 """
@@ -15,6 +17,7 @@ subtracted. The engines take turns, and each figure is the median of its turns.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import logging
 import os
@@ -27,11 +30,12 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from bench.engine.cpu_roofline import Roofline
+from bench.engine.cpu_roofline import MachineRates, Roofline
 from bench.tools.record import record
 from bench.tools.workload import SMALL_15M, SMOLLM2_135M, Request, alike, build_checkpoint, mixed
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
+from engine.kernels.choice.machine import this_machine
 from engine.models.decoder import Decoder
 from engine.protocol import EngineRequest, SamplingParams
 
@@ -50,6 +54,11 @@ PEERS = (
 INT8 = "ours in int8"
 OWN_PROCESS = ("vllm",)
 """Peers whose processor's time is not this process's: `--cpu-time` leaves them out."""
+GOAL_PEERS = ("OpenVINO GenAI", "vLLM", "llama.cpp")
+GOALS = {"prefill 512": 1.0, "decode 1": 1.1, "decode 32": 1.1, "mixed": 1.1}
+"""Our tokens per second over those of the best of GOAL_PEERS, at least."""
+GOAL_ITL_P99_S = 0.25
+"""The most that the burst may take between two tokens."""
 MEASURES = ("prefill 512", "decode 1", "decode 8", "decode 32", "mixed")
 
 
@@ -140,9 +149,10 @@ def compare(
     measures: Sequence[str],
     turns: int,
     clock: Clock,
-    roofline: Roofline | None,
+    roofline: Roofline,
 ) -> dict[str, Any]:
-    """{measure: {engine: tokens per second}}, printed with ratios to the first engine's."""
+    """{measure: {engine: tokens per second}}, printed with ratios to the first engine's, and as
+    shares of the roofline."""
     for engine in engines.values():
         engine.run(alike(4, 64, 4, seed=-1))
     first = next(iter(engines))
@@ -153,10 +163,13 @@ def compare(
             for name, engine in engines.items():
                 rates[name].append(measure(engine, what, turn, clock))
         row = {name: round(statistics.median(found), 1) for name, found in rates.items()}
-        if roofline is not None:
-            row["roofline"] = round(at_best(roofline, what), 1)
-        table[what] = row
-        cells = [f"{name} {rate:.0f} ({row[first] / rate:.2f})" for name, rate in row.items()]
+        best = round(at_best(roofline, what), 1)
+        cells = [
+            f"{name} {rate:.0f} ({row[first] / rate:.2f}; {rate / best:.0%})"
+            for name, rate in row.items()
+        ]
+        table[what] = row | {"roofline": best}
+        cells.append(f"roofline {best:.0f}")
         print(f"  {what:<12} {'   '.join(cells)}", flush=True)
     return table
 
@@ -175,7 +188,7 @@ def burst(engine: Ours) -> dict[str, float]:
         for what, values in (("ttft", first), ("itl", between))
         for percent in (50, 99)
     }
-    print(f"  burst of {NUM_MIXED}: {found}", flush=True)
+    print(f"  burst of {NUM_MIXED}: {found}; goal: itl_p99_s {GOAL_ITL_P99_S}", flush=True)
     return found
 
 
@@ -184,6 +197,18 @@ def compare_int8(table: dict[str, Any]) -> dict[str, float]:
     gain = {what: round(row[INT8] / row["ours"], 2) for what, row in table.items()}
     print(f"  int8 over bfloat16: {gain}")
     return gain
+
+
+def compare_goals(table: dict[str, Any]) -> dict[str, float]:
+    """Print and return our rate over that of the best peer, by measure that has a goal."""
+    found: dict[str, float] = {}
+    for what, goal in GOALS.items():
+        row = table.get(what, {})
+        if peers_there := [name for name in GOAL_PEERS if name in row]:
+            best = max(peers_there, key=lambda name: row[name])
+            found[what] = round(row["ours"] / row[best], 2)
+            print(f"  {what:<12} {found[what]:.2f} of {best}; the goal is {goal:.1f}")
+    return found
 
 
 def overhead_s(engine: Ours, num_seqs: int) -> float:
@@ -260,6 +285,10 @@ def main() -> None:
     result: dict[str, Any] = {"torch": torch.__version__, "threads": arguments.threads}
     result["seconds_of"] = "the processor" if arguments.cpu_time else "the clock"
     result["load_average"] = [os.getloadavg()[0]]
+    rates, here = MachineRates.measure(), this_machine()
+    result["processor"], result["features"] = here.processor, list(here.features)
+    result["rates"] = dataclasses.asdict(rates)
+    print(f"{here.processor}: {' '.join(here.features)}; {arguments.threads} threads\n{rates}")
     for model in arguments.models:
         shape = SMALL_15M if model == "15M" else SMOLLM2_135M
         dtype: Dtype = "bfloat16" if model == "bfloat16" else "float32"
@@ -276,10 +305,11 @@ def main() -> None:
                 engines[INT8] = Ours(folder, dtype, quantization="int8")
             openvino = None if model == "15M" else arguments.openvino
             engines |= peers(folder, dtype, wanted, openvino)
-            best = Roofline.measure(shape, dtype)
+            roofline = Roofline.of(shape, dtype, rates)
             found["tokens_per_s"] = compare(
-                engines, arguments.measures, arguments.turns, clock, best
+                engines, arguments.measures, arguments.turns, clock, roofline
             )
+            found["over_the_best_peer"] = compare_goals(found["tokens_per_s"])
             if model == "bfloat16":
                 found["int8_over_bfloat16"] = compare_int8(found["tokens_per_s"])
             if model == "bfloat16" and not arguments.no_burst:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,32 @@ from bench.tools.workload import Request
 READ_BYTES = 1 << 30
 MATRIX = 2048
 REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRates:
+    """Holds what memory and multipliers were measured to do, by torch's own operators."""
+
+    bytes_per_s: float
+    operations_per_s: dict[str, float]
+    """By dtype, of a square product."""
+
+    @staticmethod
+    def measure() -> MachineRates:
+        memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)
+        rates = {}
+        for dtype in (torch.float32, torch.bfloat16, torch.int8):
+            a, b = (torch.ones(MATRIX, MATRIX, dtype=dtype) for _ in range(2))
+            product = torch._int_mm if dtype == torch.int8 else torch.mm
+            seconds = _fastest_s(partial(product, a, b))
+            rates[str(dtype).removeprefix("torch.")] = 2 * MATRIX**3 / seconds
+        return MachineRates(READ_BYTES / _fastest_s(memory.sum), rates)
+
+    def __str__(self) -> str:
+        products = ", ".join(
+            f"{dtype} {rate / 1e9:,.0f}" for dtype, rate in self.operations_per_s.items()
+        )
+        return f"memory {self.bytes_per_s / 1e9:.1f} GB/s, products in G operations/s: {products}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +60,20 @@ class Roofline:
     itemsize: int
 
     @staticmethod
-    def measure(shape: dict[str, Any], dtype: str) -> Roofline:
-        kind = getattr(torch, dtype)
-        memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)
-        a, b = (torch.ones(MATRIX, MATRIX, dtype=kind) for _ in range(2))
+    def of(shape: dict[str, Any], dtype: str, rates: MachineRates) -> Roofline:
+        """Return that of a model of this shape."""
         hidden, heads = shape["hidden_size"], shape["num_attention_heads"]
         head_dim = shape.get("head_dim", hidden // heads)
         kv = 2 * shape["num_key_value_heads"] * head_dim
         attention = hidden * (2 * heads * head_dim + kv)
         mlp = 3 * hidden * shape["intermediate_size"]
         return Roofline(
-            bytes_per_s=READ_BYTES / _fastest_s(memory.sum),
-            operations_per_s=2 * MATRIX**3 / _fastest_s(lambda: a @ b),
+            bytes_per_s=rates.bytes_per_s,
+            operations_per_s=rates.operations_per_s[dtype],
             layer_weights=shape["num_hidden_layers"] * (attention + mlp),
             head_weights=shape["vocab_size"] * hidden,
             kv_numbers=shape["num_hidden_layers"] * kv,
-            itemsize=kind.itemsize,
+            itemsize=getattr(torch, dtype).itemsize,
         )
 
     def prefill_s(self, num_tokens: int) -> float:
