@@ -1,6 +1,6 @@
 """Measures what tokens of an engine of ours cost behind gateway and socket, over the engine alone.
 
-`python -m bench.engine_streams [--streams N] [--tokens N] [--rounds N] [--profile] [--dry]`: penny
+`python -m bench.engine_streams [--streams N] [--tokens N] [--rounds N] [--dry]`: penny
 on one thread. Alone: the engine's core answers N requests in this process. Served: `tollgate up`
 answers the same N as streams of chat completions. Each side's processor time is counted, the
 served one's of the engine's process and of the worker apart; rounds are taken in turns, and the
@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from bench.engine_cpu import Ours
+from bench.engine_cpu import Dtype, Ours
 from bench.gateway import process, process_s, wait_until_ready
 from bench.idle.__main__ import kind_of
 from bench.tools.ports import free_port
@@ -34,6 +34,8 @@ from bench.tools.record import record
 from bench.tools.workload import Request
 
 PENNY = Path(__file__).parents[2] / "models" / "penny"
+DTYPE: Dtype = "bfloat16"
+"""Both sides compute in it; by itself an engine chooses by the processor."""
 GOAL = 0.15
 PROMPT = [{"role": "user", "content": "Tell me something about tollgates, please."}]
 PROMPT_TOKENS = 24
@@ -45,6 +47,7 @@ name = "penny"
 path = "{path}"
 [model.engine_options]
 num_threads = 1
+dtype = "{dtype}"
 """
 
 
@@ -84,7 +87,7 @@ class Served:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.port, home = free_port(), folder / "home"
         settings = folder / "tollgate.toml"
-        settings.write_text(SETTINGS.format(path=PENNY))
+        settings.write_text(SETTINGS.format(path=PENNY, dtype=DTYPE))
         command = [str(Path(sys.executable).parent / "tollgate"), "up", "--home", str(home)]
         command += ["--port", str(self.port), "--config", str(settings), "--workers", "1"]
         log = folder / "log"
@@ -112,7 +115,7 @@ def alone(engine: Ours, count: int, tokens: int, turn: int) -> float:
 
 
 def compare(count: int, tokens: int, rounds: int) -> dict[str, Any]:
-    engine = Ours(PENNY, "bfloat16", num_threads=1)
+    engine = Ours(PENNY, DTYPE, num_threads=1)
     found: dict[str, list[float]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tge-", dir="/tmp")))
