@@ -1,15 +1,20 @@
 """Measure what the gateway costs in front of an upstream that costs nothing, beside the least
 possible.
 
-`python -m bench.gateway [--seconds S] [--workers N] [--kit FOLDER] [--profile] [--spool-sync
-POLICY] [--dry]`: starts the upstreams, the two passthroughs of `bench.tools.floor` (bare ASGI, and
-a bare Litestar route: the same server, loop and HTTP client, and nothing else) and, in a home of
-its own, `tollgate up`, everything on: keys, limits, spool, Postgres, Redis. The same load goes
-straight to the upstreams and through each, in the same run; one table shows them with ratios to the
-bare passthrough. Where there are two cores or more, upstreams, load generator and stores get the
-last one and what is measured the others. With `--kit` upstreams and load are those of
-`bench.tools.kit`, in C: they leave that core to the stores and to the second of two workers, and
-take a tenth of the time to wake up, which counts at 20 requests a second.
+`python -m bench.gateway [--seconds S] [--workers N] [--kit FOLDER] [--peers] [--rounds N]
+[--profile] [--spool-sync POLICY] [--dry]`: starts the upstreams, the two passthroughs of
+`bench.tools.floor` (bare ASGI, and a bare Litestar route: the same server, loop and HTTP client,
+and nothing else) and, in a home of its own, `tollgate up`, everything on: keys, limits, spool,
+Postgres, Redis. The same load goes straight to the upstreams and through each, in the same run; one
+table shows them with ratios to the bare passthrough. Where there are two cores or more, upstreams,
+load generator and stores get the last one and what is measured the others. With `--kit` upstreams
+and load are in C (`bench.tools.kit`): they leave that core to the stores and to the second of two
+workers, and take a tenth of the time to wake up, which counts at 20 requests a second.
+
+`--peers` puts the other gateways that are installed (`bench.peers.gateways`) before the same
+upstreams on the same core, asks the gateway for a minute at 200 requests a second, two workers for
+what one was asked, counts what each side asks of the system, and shows all of it beside the goals
+(`bench.tools.goals`): medians of `--rounds`, all sides in turns.
 
 `--profile` says instead where the processor time of a whole answer goes (`bench.tools.hot_path`).
 
@@ -28,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -38,8 +43,13 @@ import msgspec
 import psutil
 import uvloop
 
+from bench.peers.gateways import FOLDER as PEERS_FOLDER
+from bench.peers.gateways import KEY, PeerGateway, answers, installed, target_of
+from bench.peers.gateways import MODEL as PEERS_MODEL
 from bench.tools.cancel import cancel_ms
+from bench.tools.counts import Allocations, count_requests
 from bench.tools.floor import PATH
+from bench.tools.goals import goals_table, medians
 from bench.tools.hot_path import Sampled, by_part
 from bench.tools.hot_path import table as table_of_parts
 from bench.tools.kit import Kit, Load, OwnLoad
@@ -53,6 +63,12 @@ from gateway.processes.embedded_databases import postgres_url, redis_url
 ROOT = Path(__file__).resolve().parents[1]
 CONNECTIONS = 32
 RATE_PER_S = 20.0
+FAST_RATE_PER_S = 200.0
+STALL_S = 60.0
+"""How long the gateway is watched at the fast rate, beside peers."""
+COUNTED_S = 1.0
+PEERS_ERROR_SHARE = 0.01
+"""As much may fail of what other gateways are asked: their errors are theirs."""
 PACED_MS = 10.0
 PACED_STREAMS = 8
 PACED_LEAST_S = 2.0
@@ -166,16 +182,23 @@ def process(
             started.wait()
 
 
-def wait_until_ready(url: str, started: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_ready(
+    url: str,
+    started: subprocess.Popen[bytes],
+    log: Path,
+    is_ready: Callable[[], bool] | None = None,
+) -> None:
+    """Wait until `is_ready`, or until `url` is there. Raises: SystemExit with the end of `log`."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if started.poll() is not None:
             break
         try:
-            if httpx.get(url, timeout=2).status_code < 500:
+            if is_ready() if is_ready else httpx.get(url, timeout=2).status_code < 500:
                 return
         except httpx.TransportError:
-            time.sleep(0.05)
+            pass
+        time.sleep(0.05)
     raise SystemExit(f"{url} is not ready:\n{log.read_text()[-4000:]}")
 
 
@@ -254,15 +277,20 @@ def measure(
     seconds: float,
     meter: Meter | None,
     kinds: Mapping[str, Kind] = KINDS,
+    *,
+    headers: tuple[tuple[str, str], ...] = (),
+    fast_s: float | None = None,
+    error_share: float = 0.0,
 ) -> dict[str, Any]:
-    """Each kind of answer in a closed loop, whole ones in an open loop as well."""
+    """Each kind of answer in a closed loop, whole ones in open loops as well. `fast_s`: how long at
+    the fast rate; None: as long as all else. `error_share`: how much may fail."""
     result: dict[str, Any] = {}
     for name, kind in kinds.items():
-        target = Target(urls[kind.model], kind.model, api_key, kind.stream)
+        target = Target(urls[kind.model], kind.model, api_key, kind.stream, headers)
         load.closed(target, kind.connections, min(WARM_UP_S, seconds))
         before, written = (meter.cpu_s(), meter.spool()) if meter else ({}, {})
         lasting = max(seconds, PACED_LEAST_S) if name == "paced" else seconds
-        closed = checked(load.closed(target, kind.connections, lasting))
+        closed = checked(load.closed(target, kind.connections, lasting), error_share)
         after = meter.cpu_s() if meter else {}
         cpu_ms = {
             group: round(1000 * (after[group] - before[group]) / closed["requests"], 4)
@@ -273,10 +301,12 @@ def measure(
             result[name]["spool"] = each_of(closed, written, meter.spool())
         if name == "whole":
             written = meter.spool() if meter else {}
-            opened = checked(load.opened(target, RATE_PER_S, seconds))
+            opened = checked(load.opened(target, RATE_PER_S, seconds), error_share)
             result[name]["opened"] = opened
             if meter:
                 result[name]["spool_at_20"] = each_of(opened, written, meter.spool())
+            fast = load.opened(target, FAST_RATE_PER_S, fast_s or seconds)
+            result[name]["opened_200"] = checked(fast, error_share)
     if meter:
         result["memory_mb"] = meter.memory_mb()
     return result
@@ -289,8 +319,9 @@ def each_of(
     return {name: round((after[name] - before[name]) / summary["requests"], 3) for name in after}
 
 
-def checked(summary: dict[str, Any]) -> dict[str, Any]:
-    if summary["errors"] or not summary["requests"]:
+def checked(summary: dict[str, Any], error_share: float = 0.0) -> dict[str, Any]:
+    """Return what was measured. Raises: SystemExit where more than a share of it has failed."""
+    if summary["errors"] > error_share * summary["requests"] or not summary["requests"]:
         raise SystemExit(f"a measurement with errors is none: {summary}")
     return summary
 
@@ -387,30 +418,97 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     def floor(
         self, name: str, urls: Mapping[str, str], *options: str, kinds: Mapping[str, Kind] = KINDS
     ) -> dict[str, Any]:
+        with self.started_floor(name, urls, *options) as (started, base):
+            bases, meter = dict.fromkeys(urls, base), Meter(started.pid)
+            return measure(self.load, bases, None, self.seconds, meter, kinds)
+
+    @contextmanager
+    def started_floor(
+        self, name: str, urls: Mapping[str, str], *options: str, **environment: str
+    ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
         port, log = free_port(), self.folder / f"{name}.log"
         command = [sys.executable, "-m", "bench.tools.floor", str(port), *options]
         command += [f"{model}={url}" for model, url in urls.items()]
-        base = f"http://127.0.0.1:{port}"
-        with process(command, log, self.served) as started:
-            wait_until_ready(base + PATH, started, log)
-            meter = Meter(started.pid)
-            bases = dict.fromkeys(urls, f"{base}/v1")
-            return measure(self.load, bases, None, self.seconds, meter, kinds)
+        with process(command, log, self.served, **environment) as started:
+            wait_until_ready(f"http://127.0.0.1:{port}{PATH}", started, log)
+            yield started, f"http://127.0.0.1:{port}/v1"
 
-    def gateway(self, urls: Mapping[str, str]) -> dict[str, Any]:
+    def gateway(self, urls: Mapping[str, str], fast_s: float | None = None) -> dict[str, Any]:
         endless = free_port()
         models = {**urls, ENDLESS: f"http://127.0.0.1:{endless}/v1"}
         with self.serving(models, 1, self.served) as (base, key, meter):
-            result = measure(self.load, dict.fromkeys(urls, base), key, self.seconds, meter)
+            bases = dict.fromkeys(urls, base)
+            result = measure(self.load, bases, key, self.seconds, meter, fast_s=fast_s)
             target = Target(base, ENDLESS, key, stream=True)
             result["cancel_ms"] = uvloop.run(cancel_ms(target, endless, trials=CANCELS))
         return result
 
-    def profile(self, urls: Mapping[str, str]) -> dict[str, Any]:
-        """Profile whole answers alone, with the stores of a `tollgate up` that serves nobody."""
-        kind, file = KINDS["whole"], self.folder / "samples.json"
+    def peer(self, gateway: PeerGateway, urls: Mapping[str, str]) -> dict[str, Any]:
+        """Measure another gateway, a process of its own for each upstream."""
+        result: dict[str, Any] = {}
+        memory_mb: list[dict[str, float]] = []
+        for model in ("each", "paced"):  # the third upstream tells no peer what it is
+            url = urls[model]
+            of_model = {name: kind for name, kind in KINDS.items() if kind.model == model}
+            kinds = {name: kind._replace(model=PEERS_MODEL) for name, kind in of_model.items()}
+            with self.started_peer(gateway, url) as (started, base):
+                headers, meter = gateway.headers(url), Meter(started.pid)
+                bases = {PEERS_MODEL: f"{base}/v1"}
+                found = measure(
+                    *(self.load, bases, KEY, self.seconds, meter, kinds),
+                    headers=headers,
+                    error_share=PEERS_ERROR_SHARE,
+                )
+                memory_mb.append(found.pop("memory_mb"))
+                result |= found
+        url = urls[KINDS["whole"].model]
+        with self.started_peer(gateway, url) as (started, base):
+            result["counts"] = self.counts(started.pid, target_of(gateway, base, url))
+        return result | {"memory_mb": max(memory_mb, key=lambda each: each["proportional"])}
+
+    @contextmanager
+    def started_peer(
+        self, gateway: PeerGateway, url: str
+    ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+        port, log = free_port(), self.folder / f"{gateway.title}.log"
+        base = f"http://127.0.0.1:{port}"
+        with process(gateway.command(port, url), log, self.served) as started:
+            target = target_of(gateway, base, url)
+            wait_until_ready(base, started, log, lambda: answers(target))
+            yield started, base
+
+    def counts(
+        self, pid: int, target: Target, home: Home | None = None, made: Allocations | None = None
+    ) -> dict[str, float]:
+        connections = KINDS["whole"].connections
+
+        def ask() -> int:
+            done = checked(self.load.closed(target, connections, COUNTED_S), PEERS_ERROR_SHARE)
+            return int(done["requests"])
+
+        url = None if home is None else redis_url(home)
+        return count_requests(ask, pid, self.folder, redis_url=url, made=made)
+
+    def counts_of_gateway(self, urls: Mapping[str, str]) -> dict[str, float]:
+        made = Allocations(self.folder)
+        with self.alone(urls, **made.environment) as (started, target, _):
+            return self.counts(started.pid, target, Home(self.folder / "home1"), made)
+
+    def counts_of_floor(self, urls: Mapping[str, str]) -> dict[str, float]:
+        made = Allocations(self.folder)
+        with self.started_floor("counted", urls, **made.environment) as (started, base):
+            target = Target(base, KINDS["whole"].model, None, stream=False)
+            return self.counts(started.pid, target, made=made)
+
+    @contextmanager
+    def alone(
+        self, urls: Mapping[str, str], **environment: str
+    ) -> Iterator[tuple[subprocess.Popen[bytes], Target, Path]]:
+        """Start a gateway that can be sampled, with the stores of a `tollgate up` that serves
+        nobody: its process, the target of whole answers, and the file of its samples."""
+        file, port = self.folder / "samples.json", free_port()
         with self.serving(urls, 1, self.served) as (_, key, _):
-            home, port = Home(self.folder / "home1"), free_port()
+            home = Home(self.folder / "home1")
             command = [sys.executable, "-m", "bench.tools.sampled", str(file)]
             command += ["--home", str(home.root), "--port", str(port)]
             command += ["--config", str(self.folder / "tollgate.toml")]
@@ -419,19 +517,26 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
                 "TOLLGATE_REDIS_URL": redis_url(home),
             }
             log = self.folder / "sampled.log"
-            with process(command, log, self.served, **stores) as started:
-                wait_until_ready(f"http://127.0.0.1:{port}/health/ready", started, log)
-                target = Target(f"http://127.0.0.1:{port}/v1", kind.model, key, kind.stream)
-                self.load.closed(target, kind.connections, WARM_UP_S)
-                sampled = Sampled(started, file)
-                sampled.begin()
-                closed = checked(self.load.closed(target, kind.connections, self.seconds))
-                found = sampled.end()
+            with process(command, log, self.served, **stores, **environment) as started:
+                base = f"http://127.0.0.1:{port}"
+                wait_until_ready(f"{base}/health/ready", started, log)
+                yield started, Target(f"{base}/v1", KINDS["whole"].model, key, stream=False), file
+
+    def profile(self, urls: Mapping[str, str]) -> dict[str, Any]:
+        """Profile whole answers alone."""
+        connections = KINDS["whole"].connections
+        with self.alone(urls) as (started, target, file):
+            self.load.closed(target, connections, WARM_UP_S)
+            sampled = Sampled(started, file)
+            sampled.begin()
+            closed = checked(self.load.closed(target, connections, self.seconds))
+            found = sampled.end()
         return {"us": by_part(found, closed["requests"]), "samples": found["samples"]}
 
-    def scaled(self, urls: Mapping[str, str], workers: int, one: Any) -> dict[str, Any]:
+    def scaled(
+        self, urls: Mapping[str, str], workers: int, one: Any, cores: set[int]
+    ) -> dict[str, Any]:
         """Whole answers alone, beside what `one` worker did."""
-        cores = self.served if len(self.served) >= workers else self.served | self.loaded
         kind = KINDS["whole"]
         with self.serving(urls, workers, cores) as (base, key, meter):
             target = Target(base, kind.model, key, kind.stream)
@@ -473,7 +578,8 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
             wait_until_ready(base + "/health/ready", started, log)
             meter = Meter(started.pid, f"{base}/metrics" if workers == 1 else None)
             meter.move_stores(self.loaded)
-            yield f"{base}/v1", api_key(home), meter
+            key = json.loads((home / "credentials.json").read_text())["api_key"]
+            yield f"{base}/v1", key, meter
 
 
 @contextmanager
@@ -496,7 +602,8 @@ def open_bench(
         )
 
 
-def run(bench: Bench, workers: int) -> dict[str, Any]:
+def run(bench: Bench, workers: int, peers: Mapping[str, PeerGateway]) -> dict[str, Any]:
+    """`peers`: measured in the same run; then the gateway is counted and watched as well."""
     load_average = round(os.getloadavg()[0], 2)
     os.sched_setaffinity(0, bench.loaded)
     result: dict[str, Any] = {
@@ -512,9 +619,20 @@ def run(bench: Bench, workers: int) -> dict[str, Any]:
         result["straight"] = bench.straight(urls)
         result["bare"] = bench.floor("bare", urls)
         result["litestar"] = bench.floor("litestar", urls, "--litestar")
-        result["gateway"] = bench.gateway(urls)
+        for name, peer in peers.items():
+            result[name] = bench.peer(peer, urls)
+        result["gateway"] = bench.gateway(urls, STALL_S if peers else None)
+        whole = result["gateway"]["whole"]
         if workers > 1:
-            result["scaled"] = bench.scaled(urls, workers, result["gateway"]["whole"])
+            is_apart = len(bench.served) >= workers
+            cores = bench.served if is_apart else bench.served | bench.loaded
+            result["scaled"] = bench.scaled(urls, workers, whole, cores)
+        if peers:
+            # On the core that one had: what shares its core with load and stores takes longer.
+            two = bench.scaled(urls, 2, whole, bench.served)
+            whole["two_workers_times"] = round(two["cpu_ms"] / whole["cpu_ms"]["serving"], 3)
+            result["gateway"]["counts"] = bench.counts_of_gateway(urls)
+            result["bare"]["counts"] = bench.counts_of_floor(urls)
     return result
 
 
@@ -535,15 +653,19 @@ def run_profile(bench: Bench) -> dict[str, Any]:
         return {"floors_us": floors_us, **bench.profile(urls)}
 
 
-def api_key(home: Path) -> str:
-    return str(json.loads((home / "credentials.json").read_text())["api_key"])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--workers", type=int, default=1, help="beside one, as many as this")
     parser.add_argument("--kit", type=Path, help="folder with stub.c and lg.c: upstream and load")
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        nargs="?",
+        const=PEERS_FOLDER,
+        help="beside the gateways that `bench.peers.gateways` installed there",
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="figures are their medians")
     parser.add_argument(
         "--profile", action="store_true", help="where a request's processor time goes, instead"
     )
@@ -552,14 +674,21 @@ def main() -> None:
     )
     parser.add_argument("--dry", action="store_true", help="print the result, record nothing")
     options = parser.parse_args()
+    if options.peers is not None and options.kit is None:
+        parser.error("--peers: they ask for what only the upstreams of --kit answer")
     with open_bench(options.seconds, options.kit, options.spool_sync) as bench:
         if options.profile:
             name, result = "gateway_profile", run_profile(bench)
             print(table_of_parts(result["us"], result["floors_us"]))
         else:
             suffix = "" if options.spool_sync == "group" else f"_{options.spool_sync}"
-            name, result = f"gateway{suffix}", run(bench, options.workers)
+            peers = {} if options.peers is None else installed(options.peers)
+            rounds = [run(bench, options.workers, peers) for _ in range(options.rounds)]
+            name, result = f"gateway{suffix}", medians(rounds)
             print(table(result))
+            if options.peers is not None:
+                name = f"{name}_peers"
+                print(goals_table(result, {each: peers[each].title for each in peers}))
     print(json.dumps(result))
     if not options.dry:
         print(record(name, result))

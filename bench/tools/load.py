@@ -41,6 +41,8 @@ class Target:
     model: str
     api_key: str | None
     stream: bool
+    headers: tuple[tuple[str, str], ...] = ()
+    """Sent beside those that every request has."""
 
     def body(self) -> bytes:
         messages = [{"role": "user", "content": "Tell me something about tollgates, please."}]
@@ -58,6 +60,7 @@ class Target:
         ]
         if self.api_key is not None:
             lines.append(f"authorization: Bearer {self.api_key}")
+        lines += [f"{name}: {value}" for name, value in self.headers]
         return "\r\n".join([*lines, "", ""]).encode() + body
 
 
@@ -164,7 +167,10 @@ class Tally:
             "errors": self.num_errors,
             "requests_per_s": round(len(self.latencies_s) / self.elapsed_s, 1),
             "events_per_s": round(self.num_events / self.elapsed_s, 1),
-            "latency_ms": percentiles_ms(self.latencies_s),
+            "latency_ms": {
+                **percentiles_ms(self.latencies_s),
+                "max": round(1000 * max(self.latencies_s, default=0.0), 3),
+            },
             "first_byte_ms": percentiles_ms(self.first_bytes_s),
         }
 
