@@ -77,6 +77,7 @@ def test_what_changed_is_shown_word_by_word_with_what_looks_like_an_attack(visit
     SERVERS["files"].tools = CHANGED
     tab = visit("little", "owner", FILES)
     tab.get_by_role("link", name="Ask it now").click()
+    tab.wait_for_url("**/offer")
     changed = tab.get_by_role("region", name="read_file")
     assert changed.locator("ins").all_text_contents() == [" or of the machine"]
     evil = tab.get_by_role("region", name="summarize")
@@ -86,8 +87,9 @@ def test_what_changed_is_shown_word_by_word_with_what_looks_like_an_attack(visit
     tab.get_by_role("button", name="Approve what is chosen").click()
     tab.get_by_text("Approved: every worker shows it").wait_for()
     assert tab.get_by_role("region", name="read_file").count() == 0
-    tab.get_by_role("button", name="Approve all that looks harmless").click()
-    tab.get_by_text("Approved: every worker shows it").wait_for()
+    # What the page said of the first approval is still there.
+    with tab.expect_response(lambda answer: answer.url.endswith("/approve")):
+        tab.get_by_role("button", name="Approve all that looks harmless").click()
     assert evil.count() == 1, "it is approved by its name alone"
     tab.goto(tab.url.removesuffix("/offer"))
     row = tab.locator("tr", has_text="write_file")
