@@ -78,6 +78,7 @@ class Stack:
     def start(self) -> Stack:
         self.prepare()
         with self.log.open("ab") as log:
+            begin = log.tell()
             self.process = subprocess.Popen(
                 self.command(),
                 cwd=ROOT,
@@ -87,7 +88,15 @@ class Stack:
                 start_new_session=True,
             )
         self.wait_ready()
+        self.wait("the start has ended", lambda: self._has_started(begin))
         return self
+
+    def _has_started(self, begin: int) -> bool:
+        """Whether all workers serve. One that answers does not tell: where another is killed while
+        it still starts, the whole start fails."""
+        assert self.process is not None
+        assert self.process.poll() is None, self.log.read_text()[-4000:]
+        return b"Tollgate is ready" in self.log.read_bytes()[begin:]
 
     def command(self) -> list[str]:
         found = [str(BIN / "tollgate"), "up", "--home", str(self.home), "--port", str(self.port)]
