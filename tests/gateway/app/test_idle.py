@@ -33,17 +33,21 @@ MAX_WAKE_UPS = 12.0 * SECONDS
 
 
 @contextmanager
-def counted_transactions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Note each statement that begins a transaction, of all pools, and the looks of listeners."""
+def counted_transactions(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Note each statement that begins a transaction in this database, of all pools, and the looks
+    of its listener: applications that many tests share live through this test."""
+    name = sa.make_url(postgres_url).database
     found: list[str] = []
     look = WorkListener._look
 
     async def noted_look(self: WorkListener, connection: Any) -> float:
-        found.append("look")
+        if self._db.url.database == name:
+            found.append("look")
         return await look(self, connection)
 
     def note(conn: sa.Connection) -> None:
-        found.append("begin")
+        if conn.engine.url.database == name:
+            found.append("begin")
 
     sa.event.listen(Engine, "begin", note)
     with monkeypatch.context() as patch:
@@ -102,7 +106,7 @@ async def test_an_idle_worker_asks_next_to_nothing(
     redis: redis.asyncio.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with counted_transactions(monkeypatch) as transactions:
+    with counted_transactions(postgres_url, monkeypatch) as transactions:
         async with idle_worker(tmp_path, postgres_url, redis_url) as services:
             async with asyncio.timeout(PATIENCE_S):
                 before = -1
