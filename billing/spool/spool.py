@@ -170,6 +170,8 @@ class Spool:
         self._wanted = asyncio.Event()
         """Set when the flusher has work."""
         self._readable = asyncio.Event()
+        self._has_sealed = False
+        """A segment was finished since the latest read began."""
         if self._on_disk:
             self._readable.set()
         self._is_kept = self._loop.create_future()
@@ -356,6 +358,7 @@ class Spool:
     async def read_closed(self, limit: int) -> Batch:
         """Read the oldest events that have not shipped; the cursor stays."""
         end, expected = self._synced, self._on_disk
+        self._has_sealed = False
         batch = await self._in_thread(lambda: self._files.read_closed(limit, end))
         self._on_disk += batch.num_repaired
         expected += batch.num_repaired
@@ -373,7 +376,8 @@ class Spool:
         self._on_disk -= len(batch.events) + batch.lost
         if not self._on_disk:
             self._oldest_at = None
-            self._readable.clear()
+            if not self._has_sealed:
+                self._readable.clear()
 
     async def quarantine(self, event: UsageEvent) -> None:
         """Keep an event that Postgres refuses in a file for a person."""
@@ -680,6 +684,7 @@ class Spool:
         else:
             self._synced = self._files.durable_end
             self._seals_early = False
+            self._has_sealed = True
             self._readable.set()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:

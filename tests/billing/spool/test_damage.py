@@ -198,12 +198,14 @@ def test_whatever_is_overwritten_no_loss_is_silent(
     assert billed.keys() <= written.voided | written.open.keys()
 
 
+@pytest.mark.parametrize("commits_late", [False, True])
 @pytest.mark.parametrize("claimed", [None, DisputedUsage("up/0", 9, 0)])
 async def test_damage_under_a_running_process_is_billed_once_its_segment_is_sealed(
-    tmp_path: Path, claimed: DisputedUsage | None
+    tmp_path: Path, claimed: DisputedUsage | None, commits_late: bool
 ) -> None:
     """Nothing is sent meanwhile: the damage itself has the segment sealed. `claimed`: a claim of an
-    upstream alone says nothing of what was used."""
+    upstream alone says nothing of what was used. `commits_late`: the segment is sealed before the
+    batch is committed in which the damage was found."""
     spool = await Spool.open(tmp_path / "w")
     known, unknown, whole = (a_request(f"req_{name}") for name in ("known", "unknown", "whole"))
     for attempt in (known, unknown, whole):
@@ -224,6 +226,8 @@ async def test_damage_under_a_running_process_is_billed_once_its_segment_is_seal
         batch = await spool.read_closed(10)
         billed |= {event.id: event for event in batch.events}
         lost += batch.lost
+        while commits_late and len(segments(tmp_path)) < 2:
+            await asyncio.sleep(0.001)
         await spool.commit(batch)
     assert billed.keys() == {known.id, whole.id} and lost == 2
     assert (billed[known.id].quantities, billed[known.id].finish) == (SOME, "recovered")
