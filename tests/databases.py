@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from threading import Thread
@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 
 import asyncpg
 import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
@@ -213,3 +215,16 @@ async def fingerprint(connection: asyncpg.Connection) -> tuple[str, ...]:
     row = await connection.fetchrow(FINGERPRINT)
     assert row is not None
     return tuple(row)
+
+
+@contextmanager
+def counted_queries(db: AsyncEngine) -> Iterator[list[str]]:
+    """The statements that reach Postgres; what the pool's own ping sends is not among them."""
+    statements: list[str] = []
+
+    def note(_conn: object, _cursor: object, statement: str, *_rest: object) -> None:
+        statements.append(statement)
+
+    sa.event.listen(db.sync_engine, "before_cursor_execute", note)
+    yield statements
+    sa.event.remove(db.sync_engine, "before_cursor_execute", note)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
@@ -14,6 +12,7 @@ from billing.invoices.due import orgs_due
 from billing.invoices.invoice import latest_invoice
 from billing.invoices.invoicer import INVOICING, Invoicer
 from tests.billing.invoices.billed import NOVEMBER, OCTOBER, ORG, at, book, open_account, used
+from tests.databases import counted_queries
 
 MOMENT = timedelta(microseconds=1)
 
@@ -21,19 +20,6 @@ MOMENT = timedelta(microseconds=1)
 async def due(db: AsyncEngine, now: datetime) -> list[str]:
     async with db.connect() as conn:
         return list(await orgs_due(conn, now))
-
-
-@contextmanager
-def counted(db: AsyncEngine) -> Iterator[list[str]]:
-    """The statements that reach Postgres."""
-    statements: list[str] = []
-
-    def note(_conn: object, _cursor: object, statement: str, *_rest: object) -> None:
-        statements.append(statement)
-
-    sa.event.listen(db.sync_engine, "before_cursor_execute", note)
-    yield statements
-    sa.event.remove(db.sync_engine, "before_cursor_execute", note)
 
 
 async def test_an_org_is_due_when_its_next_period_or_its_grace_has_ended(db: AsyncEngine) -> None:
@@ -68,7 +54,7 @@ async def test_accounts_of_which_nothing_is_due_cost_no_query_each(db: AsyncEngi
     for first in (0, 10):
         for number in range(first, first + 10):
             await open_account(db, f"org_{number}", billing_day=5 + number)
-        with counted(db) as statements:
+        with counted_queries(db) as statements:
             await invoicer.look()
         numbers.append(len(statements))
     assert numbers[0] == numbers[1]

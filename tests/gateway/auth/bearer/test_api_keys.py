@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -37,7 +37,7 @@ from gateway.tenancy.keys.records import find_keys
 from gateway.tenancy.money.plans import sync_plans
 from gateway.tenancy.orgs import archive_org, create_org, update_org
 from gateway.tenancy.projects import create_project
-from tests.databases import with_cluster
+from tests.databases import counted_queries, with_cluster
 from tests.pace import pace, within
 
 PEPPER, PEPPER_ID = b"p" * 32, "pepper-1"
@@ -73,19 +73,6 @@ async def authenticating(
     await authenticator.start()
     yield authenticator
     await authenticator.close()
-
-
-@contextmanager
-def counted_queries(db: AsyncEngine) -> Iterator[list[str]]:
-    """The statements that reach Postgres; what the pool's own ping sends is not among them."""
-    statements: list[str] = []
-
-    def note(_conn: object, _cursor: object, statement: str, *_rest: object) -> None:
-        statements.append(statement)
-
-    sa.event.listen(db.sync_engine, "before_cursor_execute", note)
-    yield statements
-    sa.event.remove(db.sync_engine, "before_cursor_execute", note)
 
 
 class Skewed:

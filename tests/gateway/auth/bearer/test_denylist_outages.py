@@ -24,9 +24,8 @@ from gateway.processes.child_processes import Child
 from gateway.tenancy.changes import EVERYTHING
 from gateway.tenancy.errors import ChangeNotAnnounced
 from gateway.worker import work_listener
-from tests.databases import with_cluster
+from tests.databases import counted_queries, with_cluster
 from tests.gateway.auth.bearer.revoking import PROMISED_S, a_token, revoke, seconds_until_refused
-from tests.gateway.auth.bearer.test_api_keys import counted_queries
 from tests.gateway.auth.world import World, open_world
 from tests.pace import pace
 

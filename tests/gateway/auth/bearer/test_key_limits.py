@@ -25,11 +25,11 @@ from gateway.routes.shared.access import needs
 from gateway.routes.shared.guards import authenticate, read_authorization
 from gateway.tenancy.keys.keys import hash_key
 from gateway.tenancy.tables import api_keys, plans, projects
+from tests.databases import counted_queries
 from tests.gateway.auth.bearer.test_api_keys import (
     PEPPER,
     PEPPER_ID,
     authenticating,
-    counted_queries,
     make_key,
 )
 

@@ -14,7 +14,8 @@ from gateway.auth.bearer import last_used
 from gateway.auth.bearer.last_used import LastUsed
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.tenancy.tables import api_keys
-from tests.gateway.auth.bearer.test_api_keys import authenticating, counted_queries, make_key
+from tests.databases import counted_queries
+from tests.gateway.auth.bearer.test_api_keys import authenticating, make_key
 
 NOWHERE = "postgresql+asyncpg://nobody@/none?host=/nonexistent"
 

@@ -39,8 +39,9 @@ from gateway.tenancy.changes import EVERYTHING
 from gateway.tenancy.members.members import add_member, remove_member
 from gateway.tenancy.money.plans import sync_plans
 from gateway.tenancy.orgs import archive_org, update_org
+from tests.databases import counted_queries
 from tests.gateway.auth.bearer.revoking import PROMISED_S, a_token, revoke, seconds_until_refused
-from tests.gateway.auth.bearer.test_api_keys import Skewed, counted_queries
+from tests.gateway.auth.bearer.test_api_keys import Skewed
 from tests.gateway.auth.parts import ISSUER, NOW, Clock
 from tests.gateway.auth.world import ACTOR, World, open_world
 from tests.pace import pace, within

@@ -187,13 +187,7 @@ class SlicesMachine(RuleBasedStateMachine):
     @rule()
     def a_quiet_minute(self) -> None:
         if all(not (each.cut or each.mute or each.stalled) for each in self.world.workers):
-            self.run(self.be_quiet())
-
-    async def be_quiet(self) -> None:
-        await self.world.live(1.0)
-        for _ in range(CALM_US // RENEW_US + 1):
-            await self.world.move(RENEW_US)
-            await self.world.live(0.2)
+            self.run(self.world.be_quiet(CALM_US))
 
     @rule(number=st.integers(0, NUM_WORKERS - 1), seconds=st.sampled_from([0.3, 1.5, 4.0]))
     def a_worker_stalls(self, number: int, seconds: float) -> None:

@@ -189,6 +189,13 @@ class World:
                 if not worker.stalled and self.now_us >= due_us:
                     await worker.tick()
 
+    async def be_quiet(self, for_us: int) -> None:
+        """Let time pass, at the least `for_us`, in which nobody asks."""
+        await self.live(1.0)
+        for _ in range(for_us // RENEW_US + 1):
+            await self.move(RENEW_US)
+            await self.live(0.2)
+
     async def ask(
         self, worker: Worker, who: Principal, tokens: int, output: int = 0
     ) -> Admission | Refusal | None:
