@@ -12,11 +12,13 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEARTBEAT_INTERVAL_S = 1.0
 """How often a step loop that turns, idle or not, is heard of at least."""
 
+MAX_CACHE_KEYS = 65_536
+"""Keys of spans in one message at most: half a MiB."""
 MAX_NAMED = 256
 """Requests that a line of the log names at most."""
 
@@ -152,13 +154,17 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def cache_namespace(self) -> str:
-        """Return what KV is shared within: requests of one salt and one adapter. With an adapter it
-        is the BLAKE2b-256 (RFC 7693) of salt, NUL and adapter in hex, personalised "adapter".
-        """
-        if not self.adapter:
-            return self.cache_salt
-        text = f"{self.cache_salt}\0{self.adapter}".encode()
-        return hashlib.blake2b(text, digest_size=32, person=b"adapter").hexdigest()
+        """Return what KV is shared within: requests of one salt and one adapter."""
+        return cache_namespace(self.cache_salt, self.adapter)
+
+
+def cache_namespace(cache_salt: str, adapter: str) -> str:
+    """Return the salt of all digests of a request with this salt and this adapter. With an adapter
+    it is the BLAKE2b-256 (RFC 7693) of salt, NUL and adapter in hex, personalised "adapter"."""
+    if not adapter:
+        return cache_salt
+    text = f"{cache_salt}\0{adapter}".encode()
+    return hashlib.blake2b(text, digest_size=32, person=b"adapter").hexdigest()
 
 
 class SeenPrefix(msgspec.Struct, frozen=True, array_like=True):
@@ -302,6 +308,9 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
     """Those whose content a later prompt may find, held by a request or not."""
     silent_s: float = 0.0
     """On connection: how long ago the step loop said this."""
+    sliding_window: int | None = None
+    """The tokens that each position attends to; None: all before it. With one, a cached block does
+    not mean that those before it are cached."""
 
 
 class OrphanedUsage(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="orphan"):
@@ -357,6 +366,11 @@ class LeaseAck(msgspec.Struct, frozen=True, tag_field="t", tag="lease_ack"):
     lease_ids: list[str]
 
 
+class WatchCache(msgspec.Struct, frozen=True, tag_field="t", tag="watch_cache"):
+    """The sender is to hear from now on what is in the prefix cache, until it leaves. Answered by
+    `CacheSnapshot`s, and by further ones whenever anybody says this again."""
+
+
 # engine -> gateway
 
 
@@ -395,6 +409,30 @@ class LeaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="
         return self.kept_s < self.ttl_s
 
 
+class CacheSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="cache"):
+    """The spans (`engine.prefix_digests`) that are in the prefix cache after change number `seq`,
+    or a part of them. All parts come in a row, and what was told before them counts no more. The
+    keys are of salted digests: they tell nothing of what a tenant wrote."""
+
+    seq: int
+    keys: bytes
+    """Their keys of 8 bytes each, `MAX_CACHE_KEYS` at most."""
+    last: bool
+    """No part follows."""
+
+
+class CacheChanged(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="cache_changed"):
+    """The spans that the prefix cache gained and lost since change number `seq - 1`; all who watch
+    are told. Whoever finds a number left out sends `WatchCache` once more."""
+
+    seq: int
+    removed: bytes = b""
+    """Keys as in a snapshot, and applied before `stored`."""
+    stored: bytes = b""
+    since: float
+    """The time of the first of them, in Unix seconds of the engine's clock."""
+
+
 class Rejection(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="rejected"):
     """The request never ran; `code` is one of `engine.errors`."""
 
@@ -404,5 +442,14 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="r
     param: str | None = None
 
 
-ClientMessage = Submit | Abort | Pause | Resume | OrphanAck | LeaseAck
-ServerMessage = ReplicaStatus | Outputs | Rejection | OrphanedUsage | LeaseGranted | LeaseEnded
+ClientMessage = Submit | Abort | Pause | Resume | OrphanAck | LeaseAck | WatchCache
+ServerMessage = (
+    ReplicaStatus
+    | Outputs
+    | Rejection
+    | OrphanedUsage
+    | LeaseGranted
+    | LeaseEnded
+    | CacheSnapshot
+    | CacheChanged
+)

@@ -26,6 +26,7 @@ from engine.kernels.attention.types import AttentionShape, KVLayer
 from engine.kernels.backend import uses_triton
 from engine.kv_cache.block_leases import CacheLeases
 from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.cache_events import CacheEvents
 from engine.kv_cache.prefix_cache import PrefixCache
 from engine.kv_cache.prefix_leases import LeaseEvent
 from engine.models.decoder import Decoder
@@ -180,6 +181,10 @@ class EngineCore:
         whose time is over."""
         return self._scheduler.expire()
 
+    @property
+    def cache_events(self) -> CacheEvents:
+        return self._scheduler.cache.events
+
     def take_lease_events(self) -> list[LeaseEvent]:
         """Return what of prompts is kept, or no longer, since the last call."""
         return self._scheduler.take_lease_events()
@@ -224,6 +229,7 @@ class EngineCore:
             generates=resolved.generates,
             lanes=scheduler.lanes(),
             num_cached_blocks=scheduler.cache.num_cached_blocks,
+            sliding_window=resolved.sliding_window,
         )
 
     def check_integrity(self) -> None:

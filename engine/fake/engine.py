@@ -28,6 +28,7 @@ from engine.errors import (
 )
 from engine.fairness import INPUT_COST, LANE_WEIGHTS, OUTPUT_COST, FairShare, QueueBound
 from engine.fake.prefix_cache import FakeCache
+from engine.kv_cache.cache_events import CacheEvents
 from engine.kv_cache.prefix_leases import LeaseEvent
 from engine.protocol import (
     PROTOCOL_VERSION,
@@ -300,6 +301,10 @@ class FakeCore:
 
     def take_lease_events(self) -> list[LeaseEvent]:
         return self._cache.keeping.take_events()
+
+    @property
+    def cache_events(self) -> CacheEvents:
+        return self._cache.events
 
     def step(self) -> list[EngineOutput]:
         while (fake := self._waiting.first()) is not None and self._fits(fake):

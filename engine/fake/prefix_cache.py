@@ -5,15 +5,16 @@ Every prompt is computed at once: what is promised is kept.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple
 
 from engine.config import BLOCK_SIZE, ResolvedConfig
 from engine.kv_cache.block_leases import CacheLeases
+from engine.kv_cache.cache_events import CacheEvents
 from engine.kv_cache.miss_history import PromptMemory
 from engine.kv_cache.prefix_leases import PrefixLeases
+from engine.prefix_digests import SPAN_BLOCKS, block_digests, root_digest
 from engine.protocol import EngineRequest, SeenPrefix
 from engine.sequence import NOTHING_KEPT, KeptTokens
 
@@ -36,6 +37,7 @@ class FakeCache:
         """Tokens."""
         self.leases = CacheLeases(int(self.num_blocks * config.cache_lease_share), clock)
         self.keeping = PrefixLeases(self.leases, BLOCK_SIZE)
+        self.events = CacheEvents()
         self._prompts = PromptMemory(BLOCK_SIZE)
         self._numbers = count()
         self._prefixes: dict[bytes, int] = {}
@@ -50,18 +52,18 @@ class FakeCache:
         breakpoints, kept = request.breakpoints, NOTHING_KEPT
         if not self.enabled:
             return PrefixMatch(0, KeptTokens(written_tokens=(0,) * len(breakpoints)))
-        prompt = request.prompt_token_ids
-        salt = prefix = request.cache_namespace.encode()
-        digests, table, cached_tokens = [], [], 0
-        for start in range(0, len(prompt) - BLOCK_SIZE + 1, BLOCK_SIZE):
-            block = repr(prompt[start : start + BLOCK_SIZE]).encode()
-            prefix = hashlib.blake2b(prefix + block, digest_size=16).digest()
-            end = start + BLOCK_SIZE
-            number = self._prefixes.pop(prefix, None)
+        prompt, salt = request.prompt_token_ids, root_digest(request.cache_namespace)
+        digests, table, cached_tokens = _digests(salt, prompt), [], 0
+        for index, digest in enumerate(digests, 1):
+            end = index * BLOCK_SIZE
+            number = self._prefixes.pop(digest, None)
             if number is not None and end < len(prompt):  # the last token is computed anew
                 cached_tokens = end
-            digests.append(prefix)
-            table.append(next(self._numbers) if number is None else number)
+            if number is None:
+                number = next(self._numbers)
+                if index % SPAN_BLOCKS == 0:
+                    self.events.stored(number, digest)
+            table.append(number)
         if breakpoints:
             found = table[: cached_tokens // BLOCK_SIZE]
             kept = self.keeping.begin(request.request_id, request.tenant, found, breakpoints)
@@ -84,3 +86,13 @@ class FakeCache:
             if self.leases.holds(number):
                 self.leases.break_off(number)
             del self._prefixes[digest]
+            self.events.evicted(number)
+
+
+def _digests(before: bytes, token_ids: list[int]) -> list[bytes]:
+    """Return the digest of each full block."""
+    digests: list[bytes] = []
+    for start in range(0, len(token_ids), SPAN_BLOCKS * BLOCK_SIZE):
+        span = token_ids[start : start + SPAN_BLOCKS * BLOCK_SIZE]
+        digests += block_digests(digests[-1] if digests else before, span, BLOCK_SIZE)
+    return digests

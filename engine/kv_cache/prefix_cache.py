@@ -2,9 +2,9 @@
 
 Knows tokens and blocks; knows no queue, no request and no tensor.
 
-A full block is known by the digest of its own tokens and of its parent's digest, so a digest names
-the whole text up to the block's end; the root is a digest of the salt, so tenants never meet. The
-digests make a radix tree without storing one: children are found by hashing on.
+A full block is known by the digest of the whole text up to its end and of the salt, so tenants
+never meet (`engine.prefix_digests`). The digests make a radix tree without storing one: children
+are found by hashing on.
 
 Eviction is LRU over the idle cached blocks and takes leaves only, those first that no lease is on
 (`cache_leases.py`), by two rules:
@@ -26,28 +26,14 @@ such k. Earlier entries of the matched table are FREED.
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
-from collections.abc import Sequence as Items
 
 from engine.kv_cache.block_leases import CacheLeases
 from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.cache_events import CacheEvents
+from engine.prefix_digests import SPAN_BLOCKS, block_digests, root_digest
 from engine.sequence import FREED, Sequence
-
-_DIGEST_BYTES = 32
-
-
-def root_digest(salt: str) -> bytes:
-    """The parent of a first block: BLAKE2b-256 (RFC 7693) of the salt's UTF-8."""
-    return hashlib.blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
-
-
-def block_digest(parent: bytes, token_ids: Items[int]) -> bytes:
-    """BLAKE2b-256 of the parent's 32 bytes and each id as 4 bytes, little-endian."""
-    tokens = struct.pack(f"<{len(token_ids)}I", *token_ids)
-    return hashlib.blake2b(parent + tokens, digest_size=_DIGEST_BYTES).digest()
 
 
 def max_blocks_per_sequence(
@@ -94,6 +80,7 @@ class PrefixCache:
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
         self.leases = leases or CacheLeases(0, lambda: 0.0)
+        self.events = CacheEvents()
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._leased: OrderedDict[int, None] = OrderedDict()
         """Cached blocks that no table holds, without a lease and with one, least recently released
@@ -199,6 +186,8 @@ class PrefixCache:
             known = self._block_of.setdefault(digest, block)
             if known == block:
                 self._digest_of[block] = digest
+                if (index + 1) % SPAN_BLOCKS == 0:
+                    self.events.stored(block, digest)
             else:
                 self._take(known)
                 seq.block_table[index] = known
@@ -261,12 +250,16 @@ class PrefixCache:
             assert self._digest_of[table[index]] == seq.block_digests[index], "wrong content"
 
     def _digest(self, seq: Sequence, index: int) -> bytes:
-        """Digest of full block `index`, kept with the sequence: each block is hashed once."""
+        """Digest of full block `index`, kept with the sequence. What else of its span is in the
+        prompt is hashed with it: it will be asked for, too."""
         digests, size = seq.block_digests, self.block_size
         while len(digests) <= index:
-            parent = digests[-1] if digests else root_digest(seq.cache_salt)
-            start = len(digests) * size
-            digests.append(block_digest(parent, seq.tokens(start, start + size)))
+            known = len(digests)
+            first = known - known % SPAN_BLOCKS
+            stop = min(first + SPAN_BLOCKS, max(index + 1, seq.num_prompt_tokens // size))
+            before = digests[first - 1] if first else root_digest(seq.cache_salt)
+            span = block_digests(before, seq.tokens(first * size, stop * size), size)
+            digests += span[known - first :]
         return digests[index]
 
     def _take(self, block: int) -> None:
@@ -286,6 +279,7 @@ class PrefixCache:
                 self._unlease(block)
         block, _ = self._idle.popitem(last=False)
         del self._block_of[self._digest_of.pop(block)]
+        self.events.evicted(block)
         self.pool.free(block)
 
     def _unlease(self, block: int) -> None:

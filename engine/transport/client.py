@@ -29,6 +29,8 @@ from engine.errors import (
 from engine.protocol import (
     PROTOCOL_VERSION,
     Abort,
+    CacheChanged,
+    CacheSnapshot,
     EngineOutput,
     EngineRequest,
     LeaseAck,
@@ -43,6 +45,7 @@ from engine.protocol import (
     Resume,
     ServerMessage,
     Submit,
+    WatchCache,
 )
 from engine.transport.frames import FrameReader, encode_frame, open_connection, parse_address
 from engine.transport.pending_acks import Offers
@@ -73,6 +76,19 @@ _REJECTIONS: dict[str, type[EngineError]] = {
     kind.code: kind
     for kind in (InvalidRequest, ContextLengthExceeded, EngineOverloaded, DeadlineExceeded)
 }
+
+
+class CacheHearer(Protocol):
+    """Hears what is in an engine's prefix cache, for as long as a client is connected."""
+
+    def connected(self, status: ReplicaStatus) -> None:
+        """Expect a snapshot of this engine."""
+
+    def heard(self, news: CacheSnapshot | CacheChanged) -> bool:
+        """Take in what is told. False: something was missed, another snapshot is needed."""
+
+    def lost(self) -> None:
+        """Nothing is known of it any more."""
 
 
 class Engine(Protocol):
@@ -126,7 +142,9 @@ class EngineClient:
         *,
         on_orphan: OnOrphan | None = None,
         on_lease: OnLease | None = None,
+        cache_hearer: CacheHearer | None = None,
     ) -> None:
+        """`cache_hearer`: None: the engine is not asked what it has cached."""
         parse_address(address)
         self._address = address
         self._orphans: Offers[OrphanedUsage] = Offers(
@@ -140,6 +158,7 @@ class EngineClient:
             ack=self._ack_leases,
         )
         self._orphans.record, self._leases.record = on_orphan, on_lease
+        self._cache_hearer = cache_hearer
         self._status: ReplicaStatus | None = None
         self._writer: asyncio.StreamWriter | None = None  # while connected
         self._connected = asyncio.Event()
@@ -305,6 +324,9 @@ class EngineClient:
                 status = self._greet(await frames.read())
             self._writer, self._status = writer, status
             self._connected.set()
+            if self._cache_hearer is not None:
+                self._cache_hearer.connected(status)
+                self._send(WatchCache())
             log.info("connected to %s, model %s", self._address, status.model)
             await self._listen(frames)
         finally:
@@ -361,6 +383,8 @@ class EngineClient:
         for stream in self._streams.values():
             stream.fail(self._unavailable())
         writer, self._writer = self._writer, None
+        if writer is not None and self._cache_hearer is not None:
+            self._cache_hearer.lost()
         return writer
 
     def _receive(self, message: ServerMessage) -> None:
@@ -379,6 +403,9 @@ class EngineClient:
                 stream.fail(kind(message.message, param=message.param))
         elif isinstance(message, OrphanedUsage):
             self._orphans.take(message)
+        elif isinstance(message, (CacheSnapshot, CacheChanged)):
+            if self._cache_hearer is not None and not self._cache_hearer.heard(message):
+                self._send(WatchCache())
         else:
             self._leases.take(message)
 

@@ -53,6 +53,7 @@ from engine.protocol import (
     Resume,
     Submit,
     Usage,
+    WatchCache,
 )
 from engine.transport.frames import (
     READ_AHEAD_BYTES,
@@ -63,7 +64,7 @@ from engine.transport.frames import (
     keep_alive,
     parse_address,
 )
-from engine.transport.step_loop import Core, Result, StepLoop, refusal_of
+from engine.transport.step_loop import CacheNews, Core, Result, StepLoop, refusal_of
 from engine.transport.usage_record import UsageRecord
 
 log = logging.getLogger(__name__)
@@ -154,6 +155,7 @@ class EngineServer:
             core,
             on_results=functools.partial(self._from_step_thread, self._deliver),
             on_status=functools.partial(self._from_step_thread, self._report),
+            on_cache=functools.partial(self._from_step_thread, self._tell_of_cache),
             on_failure=functools.partial(self._from_step_thread, self._fail),
         )
         self._status = self._step_loop.first_status
@@ -162,6 +164,8 @@ class EngineServer:
         self._socket_file: SocketFile | None = None
         self._connections: set[_Connection] = set()
         self._num_accepted = 0
+        self._watchers: set[_Connection] = set()
+        """Those who are told what is in the prefix cache."""
         self._handlers: set[asyncio.Task[None]] = set()
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="engine-prepare")
         self._preparing: set[asyncio.Task[None]] = set()
@@ -320,6 +324,10 @@ class EngineServer:
         changes nothing."""
         self._connections.discard(connection)
         connection.writer.close()
+        if connection in self._watchers:
+            self._watchers.remove(connection)
+            if not self._watchers:
+                self._step_loop.watch_cache(False)
         for request_id, live in self._live.items():
             if live.connection is connection:
                 live.connection = None
@@ -344,6 +352,9 @@ class EngineServer:
         elif isinstance(message, LeaseAck):
             for lease_id in message.lease_ids:
                 self._broken_leases.pop(lease_id, None)
+        elif isinstance(message, WatchCache):
+            self._watchers.add(connection)
+            self._step_loop.watch_cache(True)
         else:
             for request_id in message.request_ids:
                 connection.unacked.pop(request_id, None)
@@ -474,6 +485,11 @@ class EngineServer:
         self._status = status
         for connection in tuple(self._connections):
             self._send(connection, status)
+
+    def _tell_of_cache(self, news: CacheNews) -> None:
+        for connection in tuple(self._watchers):
+            for message in news:
+                self._send(connection, message)
 
     def _fail(self, error: BaseException) -> None:
         if self._failed.done():

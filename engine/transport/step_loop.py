@@ -17,9 +17,12 @@ from typing import Protocol
 from engine.config import ResolvedConfig
 from engine.errors import DeadlineExceeded, EngineError
 from engine.fairness import LANE_WEIGHTS, QueueBound
+from engine.kv_cache.cache_events import CacheEvents
 from engine.protocol import (
     HEARTBEAT_INTERVAL_S,
     Abort,
+    CacheChanged,
+    CacheSnapshot,
     EngineOutput,
     EngineRequest,
     LeaseEnded,
@@ -44,7 +47,11 @@ INTEGRITY_INTERVAL_S = 60.0
 """Least time between two checks: one looks at every block (0.5 s for two million) and holds the GIL
 meanwhile."""
 
+CACHE_INTERVAL_S = 0.1
+"""The least time between two tellings of what the prefix cache gained and lost."""
+
 Result = EngineOutput | Rejection | LeaseGranted | LeaseEnded
+CacheNews = Sequence[CacheSnapshot] | Sequence[CacheChanged]
 
 
 class Core(Protocol):
@@ -54,6 +61,10 @@ class Core(Protocol):
 
     @property
     def resolved(self) -> ResolvedConfig: ...
+
+    @property
+    def cache_events(self) -> CacheEvents:
+        """Return what its prefix cache gains and loses."""
 
     def prepare(self, request: EngineRequest) -> None:
         """Before `add`, what of it would hold up a step. Safe in any thread. Raises as `add`."""
@@ -111,6 +122,7 @@ class StepLoop:
     on_status: a status that differs from the last one reported; at most one per
         `status_interval_s`, except that going idle is reported at once. One that says nothing new
         is reported after HEARTBEAT_INTERVAL_S all the same, as a sign of life.
+    on_cache: what is in the prefix cache and what changes there, while it is watched.
     on_failure: the thread is dying of this exception; nothing is called after it.
     """
 
@@ -120,11 +132,13 @@ class StepLoop:
         *,
         on_results: Callable[[Sequence[Result]], None],
         on_status: Callable[[ReplicaStatus], None],
+        on_cache: Callable[[CacheNews], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._core = core
         self._on_results = on_results
         self._on_status = on_status
+        self._on_cache = on_cache
         self._on_failure = on_failure
         self._status_interval_s = core.resolved.config.status_interval_s
         self._heartbeat_s = min(HEARTBEAT_INTERVAL_S, core.resolved.step_timeout_s / 4)
@@ -133,6 +147,9 @@ class StepLoop:
         self._submits = {lane: QueueBound(MAX_PENDING_SUBMITS) for lane in LANE_WEIGHTS}
         self._paused: dict[str, bool] = {}
         """The newest pause state of each request since the last pass: at most one each."""
+        self._watch: bool | None = None
+        """Whether the cache is to be watched, where that was said since the last pass."""
+        self._cache_told_s = -math.inf
         self._stopping = False
         self._undelivered = threading.Semaphore(MAX_UNDELIVERED)
         self._last_status = core.status()
@@ -182,6 +199,12 @@ class StepLoop:
             self._paused[request_id] = is_paused
             self._wake.notify()
 
+    def watch_cache(self, is_watched: bool) -> None:
+        """Ask for all that is cached and then for what changes, or for no more of it."""
+        with self._wake:
+            self._watch = is_watched
+            self._wake.notify()
+
     def delivered(self) -> None:
         """The receiver is done with one `on_results`."""
         self._undelivered.release()
@@ -209,6 +232,7 @@ class StepLoop:
         if self._core.has_work():
             outputs = self._core.step()
             self._deliver([*self._core.take_lease_events(), *outputs])
+        self._report_cache()
         self._report_status()
 
     def _expire(self) -> None:
@@ -247,17 +271,42 @@ class StepLoop:
             return commands, paused
 
     def _sleep(self, timeout_s: float) -> bool:
-        """Until there is work; False when the time is up."""
+        """Until there is work; False when the time is up. What the last step changed in the cache
+        is told meanwhile."""
+        if self._core.cache_events.has_changes:
+            due_s = max(0.0, self._cache_told_s + CACHE_INTERVAL_S - time.monotonic())
+            if self._wait(due_s):
+                return True
+            self._report_cache()
+            timeout_s -= due_s
+        return self._wait(timeout_s)
+
+    def _wait(self, timeout_s: float) -> bool:
         with self._wake:
             return self._wake.wait_for(self._has_work, timeout_s)
 
     def _has_work(self) -> bool:
-        return bool(self._commands or self._paused) or self._stopping or self._core.has_work()
+        said = self._commands or self._paused or self._watch is not None
+        return bool(said) or self._stopping or self._core.has_work()
 
     def _deliver(self, results: Sequence[Result]) -> None:
         if results:
             self._undelivered.acquire()
             self._on_results(results)
+
+    def _report_cache(self) -> None:
+        with self._wake:
+            watch, self._watch = self._watch, None
+        now_s, events = time.monotonic(), self._core.cache_events
+        if watch is not None:
+            self._cache_told_s = now_s
+            if watch:
+                self._on_cache(events.watch())
+            else:
+                events.end_watch()
+        elif events.has_changes and now_s - self._cache_told_s >= CACHE_INTERVAL_S:
+            self._cache_told_s = now_s
+            self._on_cache(events.take_changes())
 
     def _report_status(self) -> None:
         now_s = time.monotonic()

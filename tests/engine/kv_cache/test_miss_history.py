@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.kv_cache.miss_history import PromptMemory
-from engine.kv_cache.prefix_cache import block_digest, root_digest
+from engine.prefix_digests import SPAN_BLOCKS, block_digests, root_digest
 from engine.protocol import SeenPrefix
 from tests.engine.scheduling.scheduling import drain, make, request
 
@@ -19,8 +19,8 @@ ASKED = st.lists(st.tuples(st.sampled_from("ab"), PROMPTS), max_size=20)
 
 def digests(prompt: list[int], salt: str = "", size: int = SIZE) -> list[bytes]:
     chain = [root_digest(salt)]
-    for start in range(0, len(prompt) - size + 1, size):
-        chain.append(block_digest(chain[-1], prompt[start : start + size]))
+    for start in range(0, len(prompt), SPAN_BLOCKS * size):
+        chain += block_digests(chain[-1], prompt[start : start + SPAN_BLOCKS * size], size)
     return chain
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.kv_cache.block_pool import BlockPool
-from engine.kv_cache.prefix_cache import PrefixCache, block_digest, root_digest
+from engine.kv_cache.prefix_cache import PrefixCache
 from engine.protocol import SamplingParams
 from engine.sequence import FREED, Sequence
 from tests.budget import examples
@@ -52,16 +51,6 @@ def compute(cache: PrefixCache, seq: Sequence, num_tokens: int | None = None) ->
 
 def cached_tokens(cache: PrefixCache, prompt: list[int], salt: str = "") -> int:
     return len(cache.match(sequence(prompt, salt))) * cache.block_size
-
-
-def test_digests_are_chained_blake2b_over_little_endian_ids() -> None:
-    root = hashlib.blake2b(b"org-1", digest_size=32).digest()
-    assert root_digest("org-1") == root
-    ids = bytes([1, 0, 0, 0, 0, 2, 0, 0])
-    assert block_digest(root, [1, 512]) == hashlib.blake2b(root + ids, digest_size=32).digest()
-    assert block_digest(root, [1, 512]).hex() == (
-        "5dce0fc0982cf81a0ba090e01e1147163cfea5d27737c4a1e70ab03294bbe694"
-    ), "blocks are addressed by this across processes: changing it loses every exported block"
 
 
 def test_a_prefix_is_found_in_whole_blocks() -> None:
