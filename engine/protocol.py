@@ -76,7 +76,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Token ids that end the output, beside the model's own EOS ids."""
     ignore_eos: bool = False
     seed: int | None = None
-    """Same seed, same draws, whatever else is in the batch. None: the engine draws one."""
+    """Same seed, same draws, whatever else is in the batch. None: `EngineRequest.drawn_seed`."""
     logprobs: int | None = None
     """None: off. k >= 0: the chosen token and the k most likely, from the raw logits'
     log-softmax."""
@@ -122,6 +122,14 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Every generation names its own; an embedding samples nothing."""
     n: int = 1
     """Choices of each prompt."""
+    drawn_seed: int | None = None
+    """The seed where `sampling` names none, so that another engine would draw the same. None: the
+    engine draws one."""
+    said: tuple[list[int], ...] = ()
+    """By choice, the output that another engine generated, with nothing that ended it. The choice
+    goes on behind it as if it had been generated here. Empty: all choices begin."""
+    ended: tuple[int, ...] = ()
+    """The choices that ended elsewhere, by index, in order; nothing is computed for them."""
     embed: bool = False
     """The answer is one output with `embedding` for each prompt, and no token. Of one choice."""
     dimensions: int | None = None
@@ -193,6 +201,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """From `prefilled` on: of the prompts that are, with their `cached_tokens`."""
     cached_tokens: int = 0
     generated_tokens: int = 0
+    """Without those of `EngineRequest.said`."""
+    resumed_tokens: int = 0
+    """Tokens of `EngineRequest.said` that were computed again: counted with the first output of
+    their choice, and in no other count."""
     kept_tokens: int = 0
     """The cached tokens, from the first on, that a lease covered, up to the last breakpoint. Frozen
     like them, as the next."""
@@ -208,6 +220,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefill_time_s: float = 0.0
     first_token_time_s: float = 0.0
     """The time from arrival in the engine to the first generated token, or to the embedding."""
+
+    @property
+    def input_tokens(self) -> int:
+        """Return the tokens that were computed or found in the cache before any was generated."""
+        return self.prompt_tokens + self.resumed_tokens
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -130,6 +130,8 @@ class Sequence:
     """As `EngineRequest.priority`."""
     output_token_ids: list[int] = field(default_factory=list)
     """Generated so far, a final EOS or stop token included."""
+    num_said: int = 0
+    """The first ones of the output, which another engine generated (`EngineRequest.said`)."""
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     """Block ids by position; the first `num_freed_blocks` entries are FREED."""
@@ -230,10 +232,11 @@ class Sequence:
 
     @property
     def is_long(self) -> bool:
-        """Return whether what it computes of its prompt is long; once it runs that does not
-        change.
+        """Return whether what it computes before its first token is long; once it runs that does
+        not change.
         """
-        return self.num_prompt_tokens - (self.num_cached_tokens or 0) > LONG_PROMPT
+        known = self.num_prompt_tokens + self.num_said
+        return known - (self.num_cached_tokens or 0) > LONG_PROMPT
 
     @property
     def num_missing(self) -> int:
@@ -292,12 +295,15 @@ def sequences_of(
     pooling: Pooling,
     constraint: Constraint | None = None,
 ) -> tuple[Sequence, ...]:
-    """The choices of a request, which must fit. arrival: its number. seed: of the whole request.
-    constraint: of each choice."""
+    """The choices of a request, which must fit; those that ended elsewhere are finished. arrival:
+    its number. seed: of the whole request. constraint: of each choice."""
     sampling, namespace, n = request.sampling, request.cache_namespace, request.n
     is_seeded = sampling.seed is not None
+    said, ended = request.said, frozenset(request.ended)
 
     def of(prompt: list[int], choice: int, index: int) -> Sequence:
+        output = list(said[index]) if said else []
+        has_ended = index in ended
         return Sequence(
             request_id=request.request_id,
             index=index,
@@ -310,7 +316,10 @@ def sequences_of(
             pooling=pooling if request.embed else None,
             dimensions=request.dimensions,
             scores=sampling.prompt_logprobs is not None and choice == 0,
-            constraint=constraint and constraint.copy(),
+            constraint=None if has_ended else constraint and constraint.copy(),
+            output_token_ids=output,
+            num_said=len(output),
+            status=SequenceStatus.FINISHED if has_ended else SequenceStatus.WAITING,
             lane=request.lane,
             tenant=request.tenant,
             weight=request.weight,
@@ -322,6 +331,10 @@ def sequences_of(
         for number, prompt in enumerate(request.prompts)
         for choice in range(n)
     )
+
+
+def still_open(choices: Rows[Sequence]) -> tuple[Sequence, ...]:
+    return tuple(seq for seq in choices if seq.status is not SequenceStatus.FINISHED)
 
 
 def _within(sampling: SamplingParams, room: int) -> SamplingParams:
@@ -343,7 +356,8 @@ NOTHING_KEPT = KeptTokens()
 
 @dataclass(slots=True, eq=False)
 class PromptState:
-    """The state that the choices of one prompt share."""
+    """The state that the choices of one prompt share. `choices`: those that had not ended when the
+    request came."""
 
     choices: tuple[Sequence, ...]
     cached_tokens: int | None = None
@@ -377,15 +391,18 @@ class RequestState:
     kept: KeptTokens = NOTHING_KEPT
     """Frozen when the first choice is first scheduled."""
     generated_tokens: int = 0
+    resumed_tokens: int = 0
+    """As in `Usage`, both."""
     num_unfinished: int = field(init=False)
     """Choices still open."""
     prompts: list[PromptState] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.num_unfinished = len(self.sequences)
         starts = range(0, len(self.sequences), self.n)
-        self.prompts = [PromptState(self.sequences[i : i + self.n]) for i in starts]
-        self.prompt_tokens = sum(each.choices[0].num_prompt_tokens for each in self.prompts)
+        self.prompts = [PromptState(still_open(self.sequences[i : i + self.n])) for i in starts]
+        asked = [each.choices for each in self.prompts if each.choices]
+        self.num_unfinished = sum(map(len, asked))
+        self.prompt_tokens = sum(choices[0].num_prompt_tokens for choices in asked)
 
     def prompt_of(self, seq: Sequence) -> PromptState:
         return self.prompts[seq.index // self.n]
@@ -417,6 +434,7 @@ class RequestState:
             written_tokens=self.kept.written_tokens,
             seen=self.prompts[0].seen,
             generated_tokens=self.generated_tokens,
+            resumed_tokens=self.resumed_tokens,
             prefilled=token_s is not None,
             queue_time_s=scheduled_s - self.arrival_s,
             prefill_time_s=0.0 if token_s is None else token_s - scheduled_s,

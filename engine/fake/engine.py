@@ -14,7 +14,7 @@ import struct
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 
 import msgspec
@@ -100,7 +100,7 @@ class _FakeRequest:
         self.request = request
         self.turn = (request.priority, number, 0)
         self.lane, self.tenant = request.lane, request.tenant
-        self.num_tokens = sum(map(len, request.prompts))
+        self.num_tokens = 0
         self.deadline_s = math.inf
         self.is_paused = False
         self.alone = [
@@ -114,8 +114,15 @@ class _FakeRequest:
         ]
         self.answers = [respond(each, i) for each in self.alone for i in range(request.n)]
         self.lengths = [0] * len(self.answers)
-        self.open = set(range(len(self.answers)))
-        self.cached_tokens = 0
+        self.said = [len(output) for output in request.said] or self.lengths.copy()
+        """How much of each answer another engine has said."""
+        for answer, num_said in zip(self.answers, self.said, strict=True):
+            next(islice(answer, num_said, num_said), None)
+        self.open = set(range(len(self.answers))) - set(request.ended)
+        self.answering = sorted({index // request.n for index in self.open})
+        """The prompts that have a choice which is open."""
+        self.num_tokens = sum(len(request.prompts[number]) for number in self.answering)
+        self.cached_tokens = self.resumed_tokens = 0
         self.kept = NOTHING_KEPT
         self.seen: SeenPrefix | None = None
         self.prefilled = False
@@ -124,6 +131,7 @@ class _FakeRequest:
     def usage(self) -> Usage:
         return Usage(
             prompt_tokens=self.num_tokens,
+            resumed_tokens=self.resumed_tokens,
             cached_tokens=self.cached_tokens,
             kept_tokens=self.kept.kept_tokens,
             written_tokens=self.kept.written_tokens,
@@ -165,6 +173,8 @@ class _FakeRequest:
     def _advance(self, index: int) -> EngineOutput:
         token_id = next(self.answers[index], EOS_TOKEN_ID)
         self.lengths[index] += 1
+        if self.lengths[index] == 1:
+            self.resumed_tokens += self.said[index]
         reason = self._finish_reason(index, token_id)
         if reason is not None:
             self.open.remove(index)
@@ -180,7 +190,7 @@ class _FakeRequest:
         )
 
     def _finish_reason(self, index: int, token_id: int) -> FinishReason | None:
-        sampling, length = self.request.sampling, self.lengths[index]
+        sampling, length = self.request.sampling, self.said[index] + self.lengths[index]
         is_eos = token_id == EOS_TOKEN_ID and not sampling.ignore_eos
         if length >= sampling.min_tokens and (is_eos or token_id in sampling.stop_token_ids):
             return "stop"
@@ -379,9 +389,9 @@ class FakeCore:
         del self._queued[fake.request.request_id]
         self._waiting.remove(fake)
         self._running[fake.request.request_id] = fake
-        for alone in fake.alone:
-            found = self._cache.look_up(alone)
-            fake.kept, fake.seen = found.kept, found.seen if alone is fake.alone[0] else fake.seen
+        for number in fake.answering:
+            found = self._cache.look_up(fake.alone[number])
+            fake.kept, fake.seen = found.kept, fake.seen if number else found.seen
             fake.cached_tokens += found.cached_tokens
         self._charge(fake, INPUT_COST * (fake.num_tokens - fake.cached_tokens))
 
@@ -418,6 +428,7 @@ class FakeEngine:
         self.core = core or FakeCore()
         self.on_orphan, self.on_lease = on_orphan, on_lease
         self.connected = True
+        self.is_silent = False
         self.acknowledged: list[str] = []
         self._delay_s = delay_s
         self._sleep = sleep
@@ -459,6 +470,11 @@ class FakeEngine:
     async def resume(self, request_id: str) -> None:
         self.core.resume(request_id)
         self._turn()
+
+    def leave(self, request_id: str) -> None:
+        if request_id in self._streams:
+            self.core.abort(request_id)
+            self._streams[request_id].fail(EngineUnavailable("the fake engine is silent"))
 
     async def acknowledge(self, request_id: str) -> None:
         self.acknowledged.append(request_id)

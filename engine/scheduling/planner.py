@@ -364,5 +364,5 @@ class Planner:
         self._cache.adopt(seq, table)
         seq.num_charged_tokens = max(seq.num_charged_tokens, seq.num_computed_tokens)
         if seq.num_cached_tokens is None:
-            seq.num_cached_tokens = seq.num_computed_tokens
+            seq.num_cached_tokens = min(seq.num_computed_tokens, seq.num_prompt_tokens)
             self._on_start(seq)

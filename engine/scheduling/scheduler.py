@@ -161,11 +161,10 @@ class Scheduler:
         if request.request_id in self._requests:
             raise InvalidRequest("request_id is in use by a running request", param="request_id")
         self._lanes.refuse_what_has_no_place(request.lane, request.tenant)
-        seed = request.sampling.seed
         sequences = sequences_of(
             request,
             arrival=self._num_arrived,
-            seed=self._random.getrandbits(64) if seed is None else seed,
+            seed=self._seed_of(request),
             max_model_len=self.max_model_len,
             pooling=self._pooling,
             constraint=constraint,
@@ -176,12 +175,13 @@ class Scheduler:
         self._requests[request.request_id] = state
         self._num_arrived += 1
         self._lanes.queues[request.lane].take(request.tenant)
-        self._lanes.num_open[request.lane] += len(sequences)
-        for _ in sequences:
+        self._lanes.num_open[request.lane] += state.num_unfinished
+        for _ in range(state.num_unfinished):
             self._share.enter(request.lane, request.tenant)
         # The other choices find the prompt in the cache when its first has computed it (`update`).
-        for seq in sequences[:: request.n] if self.cache.enabled else sequences:
-            self._waiting.add(seq)
+        for prompt in state.prompts:
+            for seq in prompt.choices[:1] if self.cache.enabled else prompt.choices:
+                self._waiting.add(seq)
         if request.deadline_s is not None:
             state.deadline_s = state.arrival_s + request.deadline_s
             self._deadlines.add(state.deadline_s, request.request_id, self.num_queued)
@@ -404,6 +404,12 @@ class Scheduler:
 
     # How
 
+    def _seed_of(self, request: EngineRequest) -> int:
+        for seed in (request.sampling.seed, request.drawn_seed):
+            if seed is not None:
+                return seed
+        return self._random.getrandbits(64)
+
     def _started(self, seq: Sequence) -> None:
         state = self._requests[seq.request_id]
         prompt = state.prompt_of(seq)
@@ -441,6 +447,9 @@ class Scheduler:
         """Tell what was appended or embedded, and finish the sequence if that was its end."""
         state = self._requests[seq.request_id]
         state.generated_tokens += len(said)
+        is_first = seq.num_output_tokens == seq.num_said + len(said)
+        if is_first:
+            state.resumed_tokens += seq.num_said
         self._share.charge(seq.lane, seq.tenant, seq.weight, OUTPUT_COST * len(said))
         prompt = state.prompt_of(seq)
         if not prompt.is_prefilled:
@@ -448,7 +457,6 @@ class Scheduler:
             if self.cache.enabled and not state.is_paused:
                 for sibling in prompt.choices[1:]:
                     self._waiting.add(sibling)
-        is_first = seq.num_output_tokens == len(said)
         if reason is not None:
             self._finish(state, seq, reason)
         return EngineOutput(

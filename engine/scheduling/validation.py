@@ -63,6 +63,7 @@ def check_request(request: EngineRequest, *, vocab_size: int, max_model_len: int
         raise InvalidRequest("sampling is not for embeddings", param="sampling")
     longest = max(map(len, request.prompts))
     _check_scores(request.sampling, longest)
+    _check_said(request, vocab_size, max_model_len)
     if longest > max_model_len - (not request.embed):
         what = "an embedding's prompt" if request.embed else "prompt and answer together"
         raise ContextLengthExceeded(
@@ -93,6 +94,29 @@ def _check_choices(request: EngineRequest) -> None:
             f"{num_prompts} prompts of {what} are too many: at most {most} are taken",
             param="more_prompts",
         )
+
+
+def _check_said(request: EngineRequest, vocab_size: int, max_model_len: int) -> None:
+    """Check what the choices said elsewhere, and that one of them has more to say."""
+    said, ended = request.said, request.ended
+    if not said and not ended:
+        return
+    num_choices = len(request.prompts) * request.n
+    if request.embed:
+        raise InvalidRequest("said is not for embeddings", param="said")
+    if any(after <= before for before, after in pairwise((-1, *ended, num_choices))):
+        raise _must_be("ended", f"indices of {num_choices} choices, in order")
+    if len(ended) == num_choices:
+        raise _must_be("ended", "fewer than all choices")
+    if said and len(said) != num_choices:
+        raise _must_be("said", f"of {num_choices} choices, not of {len(said)}")
+    for index, output in enumerate(said):
+        if output and (min(output) < 0 or max(output) >= vocab_size):
+            raise _must_be("said", _known(vocab_size))
+        room = max_model_len - len(request.prompts[index // request.n])
+        most = min(request.sampling.max_tokens, room)
+        if len(output) >= most and index not in ended:
+            raise _must_be("said", f"less than the {most} tokens that choice {index} may have")
 
 
 def _check_prompt(prompt: list[int], vocab_size: int) -> None:

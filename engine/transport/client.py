@@ -27,6 +27,7 @@ from engine.errors import (
     ProtocolError,
 )
 from engine.protocol import (
+    HEARTBEAT_INTERVAL_S,
     PROTOCOL_VERSION,
     Abort,
     CacheChanged,
@@ -56,9 +57,14 @@ BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 2.0
 CONNECT_TIMEOUT_S = 5.0
 """To open the connection, and again for the engine's first status."""
-SILENCE_TICKS = 10
-"""An engine's silence is told in so many looks at it, evenly spread: when this process itself was
-held up (stopped, or short of processor time), the one look that is late by it condemns nobody."""
+SILENCE_LOOKS = 10
+"""An engine's silence is told in so many looks at it, or more, evenly spread: when this process
+itself was held up (stopped, or short of processor time), the one look that is late by it condemns
+nobody."""
+MISSED_HEARTBEATS = 3
+"""So many in a row, and an engine is silent."""
+SILENT_PART = 1 / 20
+"""At least that part of the time after which an engine hangs: a slow one is longer silent."""
 FAREWELL_S = 1.0
 """Bounds the wait for the engine to read what a client said before it left."""
 MAX_WRITE_BUFFER_BYTES = 64 * 1024 * 1024
@@ -123,6 +129,15 @@ class Engine(Protocol):
     async def resume(self, request_id: str) -> None:
         """Ignored unless it is paused."""
 
+    @property
+    def is_silent(self) -> bool:
+        """Tell whether a connected engine was not heard of for as long as it may be well."""
+
+    def leave(self, request_id: str) -> None:
+        """Give up an engine that is silent: the stream of a request raises `EngineUnavailable`
+        behind what has come of it. The engine aborts it when it hears again, and what the request
+        used until then is an orphan's. Unknown and finished ids are ignored."""
+
     async def acknowledge(self, request_id: str) -> None:
         """The usage of the last output is on disk: the engine may forget it. Never waits. Ignored
         for a stream whose last output was not taken, and while disconnected: the engine then offers
@@ -165,7 +180,10 @@ class EngineClient:
         self._streams: dict[str, OutputStream] = {}
         self._unacked: dict[str, None] = {}
         self._why_away = "not started"
-        self._silent_ticks = 0.0
+        self._silent_s = 0.0
+        """As far as it was looked: see `SILENCE_LOOKS`."""
+        self._left: set[str] = set()
+        """Requests that were given up, and that the engine has not ended yet."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -239,6 +257,22 @@ class EngineClient:
 
     async def resume(self, request_id: str) -> None:
         self._send_if_open(Resume(request_id))
+
+    @property
+    def is_silent(self) -> bool:
+        if self._writer is None:
+            return False
+        least_s = MISSED_HEARTBEATS * HEARTBEAT_INTERVAL_S
+        return self._silent_s >= max(least_s, SILENT_PART * self.status.step_timeout_s)
+
+    def leave(self, request_id: str) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None and not stream.ended:
+            self._send(Abort(request_id))
+            self._left.add(request_id)
+            stream.fail(
+                EngineUnavailable(f"{self._address}: not heard of for {self._silent_s:.1f} s")
+            )
 
     async def acknowledge(self, request_id: str) -> None:
         if request_id in self._unacked:
@@ -342,7 +376,7 @@ class EngineClient:
             )
         if first.silent_s >= first.step_timeout_s:
             raise EngineUnavailable(f"the engine hangs: no step ended in {first.silent_s:.0f} s")
-        self._silent_ticks = SILENCE_TICKS * first.silent_s / first.step_timeout_s
+        self._silent_s = first.silent_s
         return first
 
     async def _listen(self, frames: FrameReader[ServerMessage]) -> None:
@@ -356,7 +390,7 @@ class EngineClient:
             why = f"the connection broke: {error}"
         finally:
             watching.cancel()
-        if self._silent_ticks >= SILENCE_TICKS:
+        if self._silent_s >= self.status.step_timeout_s:
             why = f"the engine hangs: not heard of for {self.status.step_timeout_s:g} s"
         if self._writer is not None:  # and `close` did not end it
             log.warning("lost %s: %s", self._address, why)
@@ -365,9 +399,10 @@ class EngineClient:
     async def _notice_silence(self) -> None:
         """End a connection on which the step loop is not heard of: a process that is stopped, or
         whose step never ends, keeps its sockets open."""
-        while self._silent_ticks < SILENCE_TICKS:
-            await asyncio.sleep(self.status.step_timeout_s / SILENCE_TICKS)
-            self._silent_ticks += 1
+        look_s = min(self.status.step_timeout_s / SILENCE_LOOKS, HEARTBEAT_INTERVAL_S)
+        while self._silent_s < self.status.step_timeout_s:
+            await asyncio.sleep(look_s)
+            self._silent_s += look_s
         if self._writer is not None:
             self._writer.transport.abort()
 
@@ -382,6 +417,7 @@ class EngineClient:
         self._connected.clear()
         for stream in self._streams.values():
             stream.fail(self._unavailable())
+        self._left.clear()  # the engine has orphaned them
         writer, self._writer = self._writer, None
         if writer is not None and self._cache_hearer is not None:
             self._cache_hearer.lost()
@@ -389,15 +425,18 @@ class EngineClient:
 
     def _receive(self, message: ServerMessage) -> None:
         if isinstance(message, (Outputs, ReplicaStatus)):
-            self._silent_ticks = 0.0  # the others do not come from the step loop
+            self._silent_s = 0.0  # the others do not come from the step loop
         if isinstance(message, Outputs):
             for output in message.outputs:
+                if output.request_id in self._left:
+                    self._drop(output)
                 # Absent: the consumer left before its abort took effect.
-                if stream := self._streams.get(output.request_id):
+                elif stream := self._streams.get(output.request_id):
                     stream.push(output)
         elif isinstance(message, ReplicaStatus):
             self._status = message
         elif isinstance(message, Rejection):
+            self._left.discard(message.request_id)
             if stream := self._streams.get(message.request_id):
                 kind = _REJECTIONS.get(message.code, EngineUnavailable)
                 stream.fail(kind(message.message, param=message.param))
@@ -408,6 +447,14 @@ class EngineClient:
                 self._send(WatchCache())
         else:
             self._leases.take(message)
+
+    def _drop(self, output: EngineOutput) -> None:
+        """Take no more of a request that was given up than what it used in the end."""
+        if output.finished:
+            self._left.discard(output.request_id)
+            if output.usage.prefilled:
+                orphan = OrphanedUsage(request_id=output.request_id, usage=output.usage)
+                self._orphans.take(orphan)
 
 
 async def hang_up(writer: asyncio.StreamWriter) -> None:

@@ -51,13 +51,14 @@ _CELL = 8
 class Totals(msgspec.Struct, frozen=True):
     requests: int = 0
     prompt_tokens: int = 0
+    """Counts `Usage.input_tokens`, as the slots do: what was computed again is input."""
     cached_tokens: int = 0
     generated_tokens: int = 0
 
     def plus(self, usage: Usage) -> Totals:
         return Totals(
             self.requests + 1,
-            self.prompt_tokens + usage.prompt_tokens,
+            self.prompt_tokens + usage.input_tokens,
             self.cached_tokens + usage.cached_tokens,
             self.generated_tokens + usage.generated_tokens,
         )
@@ -116,7 +117,7 @@ class UsageRecord:
                 self._without_slot[request_id] = usage
                 return
         at = _SLOTS + slot * _SLOT_CELLS + _USED
-        self._cells[at] = usage.prompt_tokens
+        self._cells[at] = usage.input_tokens
         self._cells[at + 1] = usage.cached_tokens
         self._cells[at + 2] = usage.generated_tokens
 

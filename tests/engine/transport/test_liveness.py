@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+import engine.transport.client as client_module
 import engine.transport.server
 from engine.errors import ConfigError, EngineUnavailable
 from engine.fake.engine import FakeCore
@@ -100,6 +101,44 @@ async def test_what_a_stuck_step_had_generated_is_an_orphan_when_it_ends(
     await until(lambda: bool(orphans))
     (orphan,) = orphans
     assert (orphan.request_id, orphan.usage.generated_tokens) == ("r", 3)
+    await client.close()
+
+
+async def test_a_silent_engine_can_be_left_and_its_work_is_dropped_when_it_goes_on(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before it is taken for hung: what it says of the request after that is nobody's, but for
+    what was used."""
+    monkeypatch.setattr(client_module, "HEARTBEAT_INTERVAL_S", 0.02)
+    monkeypatch.setattr(client_module, "SILENT_PART", 0.0)
+    core, orphans = GatedCore(), list[OrphanedUsage]()
+
+    async def keep(orphan: OrphanedUsage) -> None:
+        orphans.append(orphan)
+
+    server = await serve(core)
+    client = await EngineClient.connect(server.address, timeout_s=30, on_orphan=keep)
+    taken: list[int] = []
+
+    async def read() -> None:
+        async for output in client.generate(ask("r", max_tokens=100)):
+            taken.extend(output.token_ids)
+
+    reading = asyncio.create_task(read())
+    core.allow(3)
+    await until(lambda: len(taken) == 3 and client.is_silent)
+    client.leave("r")
+    client.leave("unknown")
+    with pytest.raises(EngineUnavailable, match="not heard of for"):
+        await reading
+    assert client.connected and len(taken) == 3
+    core.allow(10_000)
+    await until(lambda: bool(orphans))
+    (orphan,) = orphans
+    assert orphan.request_id == "r" and orphan.usage.generated_tokens >= 3
+    assert not client.is_silent
+    assert await collect(client, ask("r", max_tokens=5)), "the name is free again"
+    await until(lambda: not server._orphans)
     await client.close()
 
 
