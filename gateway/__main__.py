@@ -1,4 +1,5 @@
-"""`python -m gateway` is `tollgate`, and `python -m gateway worker` a worker of `tollgate up`."""
+"""`python -m gateway` is `tollgate`; `python -m gateway worker` and `conductor` are processes of
+`tollgate up`."""
 
 import sys
 
@@ -10,6 +11,9 @@ if sys.argv[1:2] == ["worker"]:
     with importing(), hiding("opentelemetry"):
         import_part("sqlalchemy.ext.asyncio", "engine")
         from gateway.app.worker import main
+elif sys.argv[1:2] == ["conductor"]:
+    # Without the commands of the CLI, which would take more memory than all that it does.
+    from gateway.fleet.conductor.process import main
 else:
     from gateway.cli.main import main
 

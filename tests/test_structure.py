@@ -37,6 +37,8 @@ OF_THE_ENGINE = (
     "engine.fake",
     # Pure data: the table that makes the keys of [engine] and the flags of an engine's process.
     "engine.options",
+    # The keys by which engine and gateway name the spans of a prompt.
+    "engine.prefix_digests",
     "engine.protocol",
     "engine.text",
     "engine.transport.client",

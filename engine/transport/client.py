@@ -94,7 +94,7 @@ class CacheHearer(Protocol):
         """Take in what is told. False: something was missed, another snapshot is needed."""
 
     def lost(self) -> None:
-        """Nothing is known of it any more."""
+        """The engine is gone, as far as can be told. Not called when the client is closed."""
 
 
 class Engine(Protocol):
@@ -410,6 +410,8 @@ class EngineClient:
         writer = self._part(why)
         if writer is not None:
             writer.transport.abort()
+            if self._cache_hearer is not None:
+                self._cache_hearer.lost()
 
     def _part(self, why: str) -> asyncio.StreamWriter | None:
         """Nothing is said from here on, and what is open fails. Returns what was said by."""
@@ -419,8 +421,6 @@ class EngineClient:
             stream.fail(self._unavailable())
         self._left.clear()  # the engine has orphaned them
         writer, self._writer = self._writer, None
-        if writer is not None and self._cache_hearer is not None:
-            self._cache_hearer.lost()
         return writer
 
     def _receive(self, message: ServerMessage) -> None:
