@@ -26,8 +26,7 @@ from gateway.inference.calls import Account, GenerationCall
 from gateway.inference.delivery import Delivery
 from gateway.inference.metering import rated, to_disputed, to_events, to_quantities, to_units
 from gateway.inference.services import GenerationServices
-from gateway.limits.allowance import Allowance
-from gateway.pauses import PauseReasons, SetPaused
+from gateway.limits.allowance import Allowance, PauseReasons, SetPaused
 from gateway.wire.surfaces import CountingEncoder
 
 CHECKPOINT_INTERVAL_S = 0.5

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from billing.pricing.rating import RatedUsage
+from gateway.limits.allowance import SetPaused
 from gateway.limits.outcomes import RateState
-from gateway.pauses import SetPaused
 
 MAX_QUEUED_CHUNKS = 64
 MAX_QUEUED_BYTES = 64 * 1024

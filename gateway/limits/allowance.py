@@ -25,8 +25,9 @@ from foundation.tasks import TaskSet
 from gateway.limits.limiter import NOTHING, STEP_TOKENS, Extension, Limiter
 from gateway.limits.outcomes import Admission, Units
 from gateway.limits.redis.scripts import LimiterUnavailable
-from gateway.pauses import SetPaused
 
+SetPaused = Callable[[bool], Awaitable[None]]
+"""Pauses an attempt as soon as possible (True), or resumes it (False)."""
 AHEAD_TOKENS = STEP_TOKENS // 2
 """How much of what was granted may be left when the next step is asked for."""
 MIN_REST_S, MAX_REST_S = 0.005, 5.0
@@ -103,3 +104,23 @@ class Allowance:
         return await self._limiter.extend(
             self._admission, output_tokens=output_tokens, used=self._used, resting=resting
         )
+
+
+class PauseReasons:
+    """The reasons to pause one attempt: its tenant's limits and its reader know nothing of each
+    other. `for_limits` and `for_reader` are each a `SetPaused`; `set_paused` is called when a first
+    reason comes, and when none is left."""
+
+    def __init__(self, set_paused: SetPaused) -> None:
+        self._set_paused = set_paused
+        self._by_limits = self._by_reader = False
+
+    async def for_limits(self, paused: bool) -> None:
+        before, self._by_limits = self._by_limits, paused
+        if before != paused and not self._by_reader:
+            await self._set_paused(paused)
+
+    async def for_reader(self, paused: bool) -> None:
+        before, self._by_reader = self._by_reader, paused
+        if before != paused and not self._by_limits:
+            await self._set_paused(paused)

@@ -39,7 +39,7 @@ from gateway.routes.shared.access import AuthenticatedRequest, actor_of, project
 from gateway.routes.shared.body import refuse_coded, refuse_other_types
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.generation import TAGS as TAGS_HEADER
-from gateway.routes.shared.idempotent_creation import check_may_stay, create_once
+from gateway.routes.shared.idempotency import check_may_stay, create_once
 from gateway.routes.shared.resource import check_id
 from gateway.tenancy.errors import InvalidField, NotAllowed, NotFound
 from gateway.wire.anthropic.batched_requests import FIELD, MAX_BODY_BYTES, MAX_REQUESTS, BodyReader

@@ -29,7 +29,7 @@ from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, 
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.generation import TAGS as TAGS_HEADER
-from gateway.routes.shared.idempotent_creation import check_may_stay, create_once
+from gateway.routes.shared.idempotency import check_may_stay, create_once
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import ErrorEnvelope, RouteGroup
 from gateway.routes.shared.pages import Listing, keyset, to_listing

@@ -15,7 +15,7 @@ from gateway.responses.kept import ResponseOwner, to_json
 from gateway.routes.openai.responses import ItemList, to_list
 from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.idempotent_creation import create_once
+from gateway.routes.shared.idempotency import create_once
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import RouteGroup
 from gateway.wire.openai_responses.context import to_items

@@ -28,7 +28,7 @@ from gateway.routes.anthropic.messages import VERSION_NAMED
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, project_of, services
 from gateway.routes.shared.body import refuse_coded
 from gateway.routes.shared.conditional import answer
-from gateway.routes.shared.idempotent_creation import check_may_stay, create_once, digest_of_parts
+from gateway.routes.shared.idempotency import check_may_stay, create_once, digest_of_parts
 from gateway.routes.shared.media_types import MULTIPART
 from gateway.routes.shared.operations import RouteGroup
 from gateway.routes.shared.pages import Listing, keyset, to_listing

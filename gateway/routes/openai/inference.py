@@ -14,7 +14,7 @@ from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
 from gateway.routes.shared.generation import HEADERS, REFUSALS, parse_request, start_generation
-from gateway.routes.shared.idempotent_replies import reply_once
+from gateway.routes.shared.idempotency import reply_once
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.operations import ErrorEnvelope, RouteGroup
 from gateway.routes.shared.reply import Reply

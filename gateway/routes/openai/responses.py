@@ -25,9 +25,13 @@ from gateway.responses.kept import ResponseOwner, to_json
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.generation import HEADERS, REFUSALS, parse_request
-from gateway.routes.shared.idempotency import REPLAYED
-from gateway.routes.shared.idempotent_creation import released_on_failure
-from gateway.routes.shared.idempotent_replies import ReplayedReply, claim_once, reply_once
+from gateway.routes.shared.idempotency import (
+    REPLAYED,
+    ReplayedReply,
+    claim_once,
+    released_on_failure,
+    reply_once,
+)
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.operations import ErrorEnvelope, RouteGroup
 from gateway.routes.shared.reply import Reply

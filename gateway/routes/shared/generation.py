@@ -16,8 +16,7 @@ from gateway.inference.generate import start
 from gateway.lanes import MAX_DEADLINE_MS, read_deadline_s
 from gateway.routes.shared.access import AuthenticatedRequest, services
 from gateway.routes.shared.body import read_once
-from gateway.routes.shared.idempotency import HEADER, read_key
-from gateway.routes.shared.idempotent_replies import reply_once
+from gateway.routes.shared.idempotency import HEADER, read_key, reply_once
 from gateway.routes.shared.operations import text_header
 from gateway.routes.shared.reply import Reply, received_at_of
 from gateway.routes.shared.request_state import METER, MODEL, REQUEST_ID

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.inference.delivery import MAX_QUEUED_BYTES, MAX_QUEUED_CHUNKS, Delivery
-from gateway.pauses import PauseReasons
+from gateway.limits.allowance import PauseReasons
 from tests.pace import within
 
 STALLED_S = 60.0

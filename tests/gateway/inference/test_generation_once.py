@@ -24,7 +24,7 @@ from billing.tables import transfers, usage_events
 from gateway.db import create_engine
 from gateway.fleet.errors import DeadlinePassed, ReplicaLost
 from gateway.ids import uuid7
-from gateway.routes.shared import idempotent_replies
+from gateway.routes.shared import idempotency
 from gateway.secret import Secret, SecretKey
 from gateway.tenancy import idempotency_keys
 from gateway.tenancy.idempotency_keys import Claim, IdempotencyKeys
@@ -323,7 +323,7 @@ async def test_who_understands_nothing_claims_nothing(world: World) -> None:
 async def test_what_is_too_long_to_be_kept_is_billed_once_and_said_to_be_lost(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idempotent_replies, "MAX_KEPT_BYTES", 100)
+    monkeypatch.setattr(idempotency, "MAX_KEPT_BYTES", 100)
     assert "[DONE]" in (await world.ask(stream=True)).text
     for _ in range(2):
         lost = await world.ask(stream=True)
