@@ -105,6 +105,7 @@ async def application(folder: Path) -> AsyncIterator[tuple[Litestar, Settings, C
         )
         assert credentials is not None
         app = create_app(settings)
+        app.register_late_routes()
         async with app.lifespan():
             yield app, settings, credentials
 

@@ -14,10 +14,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache, partial
-from importlib import import_module
 from pathlib import Path
-from pkgutil import walk_packages
-from threading import Lock
 from typing import Any
 
 import redis.asyncio
@@ -25,10 +22,7 @@ from litestar import Litestar, Request, Response
 from litestar.enums import MediaType, ScopeType
 from litestar.exceptions import NotFoundException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
-from litestar.openapi.spec import OpenAPI
-from litestar.plugins import PluginProtocol
-from litestar.plugins.core import MsgspecDIPlugin
-from litestar.types import ASGIApp, ControllerRouterHandler, Receive, Scope, Send
+from litestar.types import ASGIApp, Receive, Scope, Send
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -40,7 +34,8 @@ from billing.spool.spool import Spool
 from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet
 from foundation.trace_context import TracePolicy
-from gateway import logs, routes
+from gateway import logs
+from gateway.app.application import Application, find_routes, near_path_finder
 from gateway.app.connection import LAST_REQUEST_S
 from gateway.app.live import LiveConfiguration
 from gateway.app.sealed_rows import start_sealing
@@ -88,6 +83,7 @@ from gateway.routes.asgi.access_log import AccessLine, AccessLog
 from gateway.routes.asgi.cors import Cors
 from gateway.routes.asgi.fast_path import FastPath
 from gateway.routes.asgi.head import HeadMethod
+from gateway.routes.asgi.late_routes import LateRoutes
 from gateway.routes.asgi.request_metrics import RequestMetrics
 from gateway.routes.asgi.request_rows import recording
 from gateway.routes.asgi.response_headers import ResponseHeaders
@@ -95,13 +91,11 @@ from gateway.routes.oauth import errors as oauth_errors
 from gateway.routes.oauth import protected_resources
 from gateway.routes.shared.guards import authenticate
 from gateway.routes.shared.idempotency import IdempotencyLayer, claim_key
-from gateway.routes.shared.openapi import complete, openapi_config
+from gateway.routes.shared.openapi import openapi_config
 from gateway.routes.shared.problem import (
-    PathFinder,
     asked_as,
     code_of,
     encode_error,
-    path_finder,
     with_vendor_status,
 )
 from gateway.routes.shared.request_state import (
@@ -133,32 +127,12 @@ SHIP_TIMEOUT_S = 10.0
 CACHED_SALTS = 65_536
 CACHE_SALT = "cache-salt"
 OF_METRICS_LISTENER = frozenset({"/metrics", "/health", "/health/live", "/health/ready", "/ping"})
-DOCUMENT = Lock()
-"""It is made by one thread at a time."""
 NOT_OF_METRICS_LISTENER = "Here are /metrics, /health, /health/live and /health/ready.\n"
-
-
-class Application(Litestar):
-    """Litestar without its plugins for bodies of pydantic and attrs, which nobody uses here: where
-    pydantic is installed for another reason, each worker would load all of it. And with a document
-    that is made when it is first asked for: a worker starts a fifth of a second earlier."""
-
-    @staticmethod
-    def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
-        return [*plugins, MsgspecDIPlugin()]
-
-    @property
-    def openapi_schema(self) -> OpenAPI:
-        with DOCUMENT:
-            document = super().openapi_schema
-            if document.components.responses is None:
-                complete(document, self.routes)
-        return document
 
 
 def create_app(
     settings: Settings, *, worker_id: str = "0", metrics: Path | None = None
-) -> Litestar:
+) -> Application:
     """Return one worker's ASGI application.
 
     `metrics`: prometheus-client's shared folder, where there is one.
@@ -211,11 +185,11 @@ def with_metrics_apart(app: ASGIApp, port: int) -> ASGIApp:
     return serve
 
 
-def with_routes(max_body_bytes: int) -> Litestar:
+def with_routes(max_body_bytes: int) -> Application:
     """Return the application with its routes and layers; what depends on other settings stands in
     its state."""
     app = Application(
-        route_handlers=find_routes(),
+        route_handlers=find_routes(late=False),
         lifespan=[lifespan],
         guards=[authenticate],
         before_request=claim_key,
@@ -226,14 +200,9 @@ def with_routes(max_body_bytes: int) -> Litestar:
         logging_config=None,
     )
     others = Cors(IdempotencyLayer(HeadMethod(app.asgi_handler)))
-    app.asgi_handler = RequestMetrics(ResponseHeaders(FastPath(others, app)))
+    framework = LateRoutes(others, app.register_late_routes)
+    app.asgi_handler = RequestMetrics(ResponseHeaders(FastPath(framework, app)))
     return app
-
-
-def find_routes() -> list[ControllerRouterHandler]:
-    """Return the routes of all modules of `gateway.routes`; each lists its own as `routes`."""
-    names = (each.name for each in walk_packages(routes.__path__, "gateway.routes."))
-    return [route for name in names for route in getattr(import_module(name), "routes", ())]
 
 
 @asynccontextmanager
@@ -338,11 +307,6 @@ def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
         return oauth_errors.to_response(request, http_error, headers)
     body, media_type = encode_error(http_error, path, scope.get("state", {}).get(REQUEST_ID))
     return Response(body, status_code=http_error.status, headers=headers, media_type=media_type)
-
-
-@lru_cache(1)
-def near_path_finder(app: Litestar) -> PathFinder:
-    return path_finder(route.path for route in app.routes)
 
 
 async def open_services(

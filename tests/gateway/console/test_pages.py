@@ -16,7 +16,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from gateway.app.create import find_routes
+from gateway.app.application import find_routes
 from gateway.console.assets import ADDRESS
 from gateway.routes.console.frame.navigation import PAGES
 from tests.budget import NIGHT
@@ -49,7 +49,7 @@ Sessions = Callable[[str, str], dict[str, str]]
 
 
 def addresses(console: ConsoleServer, org: Organization) -> list[str]:
-    assert find_routes(), "all modules are read"
+    assert find_routes(late=True), "all modules are read"
     found = [page.path for page in PAGES.values() if page.name]
     return found + [each for more in ADDRESSES for each in more(console, org)]
 
