@@ -12,8 +12,7 @@ exact = rounded x coin + residual, in integers.
 from __future__ import annotations
 
 from decimal import Decimal
-
-from iso4217 import Currency
+from functools import cache
 
 from billing.errors import MoneyError
 from billing.money import PICO_PER_USD, Pico, usd
@@ -23,11 +22,14 @@ MAX_COIN_PICO = 10**24
 """A coin worth more than a trillion USD is refused as a mistake."""
 
 
+@cache
 def exponent_of(currency: str) -> int:
     """Return the number of decimal places of a currency: USD 2, JPY 0, BHD 3.
 
     Raises: MoneyError for a code that is not in ISO 4217, or that has no smallest coin.
     """
+    from iso4217 import Currency  # 2 MB of each process: it reads the standard's XML
+
     try:
         exponent = Currency(currency).exponent
     except ValueError:

@@ -53,6 +53,7 @@ def import_part(package: str, part: str) -> None:
         raise ModuleNotFoundError(package, name=package)
     bare = sys.modules[package] = module_from_spec(spec)
     parent, _, name = package.rpartition(".")
-    setattr(import_module(parent), name, bare)
+    if parent:
+        setattr(import_module(parent), name, bare)
     found = vars(import_module(f"{package}.{part}"))
     vars(bare).update((each, found[each]) for each in found if not each.startswith("_"))

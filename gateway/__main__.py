@@ -6,10 +6,11 @@ import sys
 from foundation.imports import hiding, import_part, importing
 
 if sys.argv[1:2] == ["worker"]:
-    # 9 MB of each worker: of SQLAlchemy its ORM, and the metrics for which the Redis client loads
-    # OpenTelemetry. Nobody here uses either.
+    # 10 MB of each worker: of SQLAlchemy its ORM, the metrics for which the Redis client loads
+    # OpenTelemetry, and uvicorn's command and supervisors. Nobody here uses any of them.
     with importing(), hiding("opentelemetry"):
         import_part("sqlalchemy.ext.asyncio", "engine")
+        import_part("uvicorn", "server")
         from gateway.app.worker import main
 elif sys.argv[1:2] == ["conductor"]:
     # Without the commands of the CLI, which would take more memory than all that it does.

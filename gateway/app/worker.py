@@ -18,13 +18,13 @@ import resource
 import signal
 import socket
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
 
-import click
 import msgspec
 import uvicorn
 from litestar import Litestar
@@ -229,16 +229,6 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-@click.command()
-@click.option("--id", "worker_id", required=True, help="The name of its spool folder.")
-@click.option(
-    "--settings", "settings_file", type=Path, required=True, help="The settings, resolved."
-)
-@click.option("--listen-fd", type=int, required=True, help="The descriptor of a bound socket.")
-@click.option(
-    "--report-fd", type=int, required=True, help="The descriptor that gets what it reports."
-)
-@click.option("--metrics-fd", type=int, help="The descriptor of the socket of metrics, bound.")
 def worker_process(
     worker_id: str, settings_file: Path, listen_fd: int, report_fd: int, metrics_fd: int | None
 ) -> None:
@@ -247,7 +237,7 @@ def worker_process(
         saved = restore(settings_file)
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        click.echo(f"tollgate: --settings: {reason}", err=True)
+        sys.stderr.write(f"tollgate: --settings: {reason}\n")
         sys.exit(2)
     run(
         saved.settings,
@@ -262,4 +252,11 @@ def worker_process(
 
 
 def main() -> None:
-    worker_process(args=sys.argv[2:], prog_name="tollgate worker")
+    parser = ArgumentParser("tollgate worker", description=worker_process.__doc__)
+    parser.add_argument("--id", required=True, help="the name of its spool folder")
+    parser.add_argument("--settings", type=Path, required=True, help="the settings, resolved")
+    parser.add_argument("--listen-fd", type=int, required=True, help="descriptor of a bound socket")
+    parser.add_argument("--report-fd", type=int, required=True, help="it gets what is reported")
+    parser.add_argument("--metrics-fd", type=int, help="descriptor of the socket of metrics, bound")
+    given = parser.parse_args(sys.argv[2:])
+    worker_process(given.id, given.settings, given.listen_fd, given.report_fd, given.metrics_fd)

@@ -80,6 +80,11 @@ def test_a_part_of_nothing_is_not_found(library: None) -> None:
         import_part("whole.nothing", "light")
 
 
+def test_a_part_stands_for_a_package_that_is_in_no_other(library: None) -> None:
+    import_part("whole", "package")
+    assert import_module("whole").made == 1
+
+
 def test_a_hidden_package_is_there_again_afterwards(library: None) -> None:
     with hiding("extra"):
         assert import_module("whole.package.heavy").extra is None
