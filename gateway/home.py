@@ -109,7 +109,8 @@ class Home:
             )
 
     def engine_socket(self, number: int) -> Path:
-        """Return the socket of the engine of that number: at the start, its model's position."""
+        """Return the socket of the engine of that number: at the start, its model's position; the
+        further ones of a model come behind all of those."""
         name = f"engine-{number}.sock"
         return socket_folder(self.run, name) / name
 
@@ -150,6 +151,11 @@ class Home:
             if (match := RECORD_NAME.fullmatch(path.name)) is not None:
                 found.setdefault(unquote(match["model"]), set()).add(self.usage / match["record"])
         return {model: sorted(paths) for model, paths in sorted(found.items())}
+
+
+def engine_number(address: str) -> int:
+    """Return the number of an engine that listens on an `engine_socket`."""
+    return int(address.removesuffix(".sock").rpartition("-")[2])
 
 
 class HomeLock:

@@ -24,8 +24,6 @@ SHORT_MODULES = {
     "engine.layers.embedding": "one file a layer; the decoder that imports them holds none",
     "engine.layers.norm": "one file a layer; the decoder that imports them holds none",
     "gateway.auth.oauth.rfc7009_revoke": "one file an RFC; its importer is the HTTP above it",
-    "gateway.fleet.engine.routes": "reads settings, which the replica beside it does not know;"
-    " twin of gateway.fleet.upstream.routes",
     "gateway.routes.asgi.head": "one file an ASGI layer; its importer wires them",
 }
 

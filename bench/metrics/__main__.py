@@ -64,7 +64,7 @@ def fill(folder: Path, *, counts_tenants: bool) -> None:
             for outcome in SLO_OUTCOMES:
                 telemetry.slo_requests_of(model, lane, outcome).inc()
         for gauge in telemetry.engine_gauges.gauges.values():
-            gauge.labels(model).set(status.num_blocks)
+            gauge.labels(model, model).set(status.num_blocks)
     if telemetry.tenants is not None:
         for number in range(TENANTS):
             org = f"org_{number:032x}"

@@ -59,6 +59,13 @@ def p50_p99(metric: str, by: str, *, where: str = "") -> list[tuple[str, str]]:
 
 
 MODEL = 'model=~"$model"'
+
+
+def of_model(metric: str) -> str:
+    """Sum what the replicas of each model have, each counted once by whoever was scraped."""
+    return f"sum by (model) (max by (model, replica) ({metric}{{{MODEL}}}))"
+
+
 SERVER = 'server=~"$server"'
 MODELS = ("model", "tollgate_slo_ttft_seconds")
 SERVERS = ("server", "tollgate_mcp_upstreams")
@@ -170,8 +177,8 @@ ENGINE = Dashboard(
         Panel(
             "Requests in the batch and queued",
             [
-                ("{{model}} running", f"max by (model) (tollgate_num_requests_running{{{MODEL}}})"),
-                ("{{model}} waiting", f"max by (model) (tollgate_num_requests_waiting{{{MODEL}}})"),
+                ("{{model}} running", of_model("tollgate_num_requests_running")),
+                ("{{model}} waiting", of_model("tollgate_num_requests_waiting")),
             ],
         ),
         Panel(

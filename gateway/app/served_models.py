@@ -48,7 +48,8 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """Those of which it was made."""
     model: ModelConfig
     routes: tuple[Route, ...]
-    client: EngineClient | None = None
+    clients: tuple[EngineClient, ...] = ()
+    """The clients of its engines, in their order; an upstream has none."""
     stamps: tuple[Stamp | None, ...]
     """Those of its files, taken before they were read."""
 
@@ -87,8 +88,8 @@ class ServedModels:
 
     def __init__(self, connect: Connect, threads: PrepareThreads, on_asked: OnAsked) -> None:
         self.fleet = Fleet(())
-        self.engines: dict[str, EngineClient] = {}
-        """By model name, as of now."""
+        self.engines: dict[str, Mapping[str, EngineClient]] = {}
+        """By model name and by the replica's name, as of now."""
         self.rooms: dict[str, Sequence[WaitingRoom]] = {}
         """By model name, as of now."""
         self._connect, self._threads, self._on_asked = connect, threads, on_asked
@@ -124,7 +125,7 @@ class ServedModels:
         except BaseException:
             await self.discard(wanted)
             raise
-        fresh = [each.client for each in self._fresh(wanted) if each.client is not None]
+        fresh = [client for each in self._fresh(wanted) for client in each.clients]
         await await_engines(fresh, wait_s)
         return wanted
 
@@ -133,7 +134,7 @@ class ServedModels:
         old, self._served = self._served, dict(wanted)
         self.fleet.replace(route for each in wanted.values() for route in each.routes)
         self.engines.clear()
-        self.engines.update({n: e.client for n, e in wanted.items() if e.client is not None})
+        self.engines.update({n: engines_of(e) for n, e in wanted.items() if e.clients})
         self.rooms.clear()
         self.rooms.update({r.model: r.rooms for r in self.fleet.routes if r.rooms})
         for name, each in old.items():
@@ -156,13 +157,13 @@ class ServedModels:
         return [each for name, each in wanted.items() if self._served.get(name) is not each]
 
     async def _make(self, settings: Settings, model: ModelConfig) -> ServedModel:
-        client, stamps = self._take_client(model), stamps_of(model)
+        clients, stamps = self._take_clients(model), stamps_of(model)
         rooms = self._own_rooms.take(model, settings)
         make = partial(
             routes_of,
             model,
             settings,
-            client,
+            clients,
             rooms,
             threads=self._threads,
             on_asked=self._on_asked,
@@ -175,13 +176,13 @@ class ServedModels:
             await self._close(settings, model, ())
             raise
         return ServedModel(
-            settings=settings, model=model, routes=routes, client=client, stamps=stamps
+            settings=settings, model=model, routes=routes, clients=clients, stamps=stamps
         )
 
-    def _take_client(self, model: ModelConfig) -> EngineClient | None:
-        if model.engine is None:
-            return None
-        key = (model.name, model.engine)
+    def _take_clients(self, model: ModelConfig) -> tuple[EngineClient, ...]:
+        return tuple(self._take_client((model.name, address)) for address in model.engines)
+
+    def _take_client(self, key: EngineKey) -> EngineClient:
         client = self._clients.get(key)
         if client is None:
             client = self._clients[key] = self._connect(*key)
@@ -212,18 +213,25 @@ class ServedModels:
         for close in replicas:
             await close()
         self._own_rooms.give_back(model, settings)
-        if model.engine is not None:
-            key = (model.name, model.engine)
-            self._uses[key] -= 1
-            if not self._uses[key]:
-                del self._uses[key]
-                await self._clients.pop(key).close()
+        await asyncio.gather(*(self._give_back((model.name, each)) for each in model.engines))
+
+    async def _give_back(self, key: EngineKey) -> None:
+        self._uses[key] -= 1
+        if not self._uses[key]:
+            del self._uses[key]
+            await self._clients.pop(key).close()
+
+
+def engines_of(served: ServedModel) -> dict[str, EngineClient]:
+    """Return the engines of a model by the names of their replicas."""
+    names = map(served.model.replica_name, served.model.engines)
+    return dict(zip(names, served.clients, strict=True))
 
 
 def _closing(each: ServedModel) -> list[Close]:
-    """Return what closes the replicas of a model. Those of an engine have nothing of their own: its
+    """Return what closes the replicas of a model. Those of engines have nothing of their own: a
     client is closed when nobody uses it."""
-    if each.client is not None:
+    if each.clients:
         return []
     return [replica.close for route in each.routes for replica in route.replicas]
 
@@ -231,18 +239,18 @@ def _closing(each: ServedModel) -> list[Close]:
 def routes_of(
     model: ModelConfig,
     settings: Settings,
-    client: EngineClient | None,
+    clients: Sequence[EngineClient],
     rooms: Sequence[WaitingRoom | None],
     threads: PrepareThreads,
     on_asked: OnAsked,
 ) -> list[Route]:
     """Make the routes of a model and its adapters. Blocks: it reads a tokenizer."""
-    if client is None:
+    if not clients:
         routes = [upstream_route(model, threads, settings, rooms)]
     else:
         from gateway.fleet.engine.routes import engine_routes  # loads the tokenizers library
 
-        routes = list(engine_routes(model, client, threads, on_asked))
+        routes = list(engine_routes(model, clients, threads, on_asked))
     compat = settings.compat
     ignores_unknown = (model.unknown_fields or compat.unknown_fields) == "ignore"
     speaks_vllm = (model.dialect or compat.dialect) == "vllm"

@@ -55,14 +55,9 @@ def running_release() -> str:
 
 
 def version_of(model: ModelConfig) -> str:
-    """Name the version of a model by its settings, whichever process it has: other settings are
-    another version."""
-    options = model.engine_options
-    if model.shared_fraction is not None:  # its share of the memory is of how many share it
-        options = msgspec.structs.replace(options, kv_cache_fraction=model.shared_fraction)
-    bare = msgspec.structs.replace(
-        model, engine=None, starts_engine=False, shared_fraction=None, engine_options=options
-    )
+    """Name the version of a model by its settings, whichever processes it has and however many:
+    other settings are another version."""
+    bare = msgspec.structs.replace(model, engines=(), starts_engine=False, shares_memory=False)
     written = msgspec.json.encode(bare, enc_hook=str, order="deterministic")
     return hashlib.sha256(written).hexdigest()[:VERSION_DIGITS]
 
@@ -103,6 +98,6 @@ class VersionHistory:
 
 
 def _place_of(model: ModelConfig) -> str:
-    if model.engine is not None:
-        return model.engine
+    if model.engines:
+        return ", ".join(model.engines)
     return ", ".join(dict.fromkeys(origin_of(each.upstream) for each in model.replicas))

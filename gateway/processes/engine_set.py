@@ -1,5 +1,5 @@
-"""The engines that `tollgate up` runs: one for each in-repo model, and while settings change, the
-new ones beside those that they replace.
+"""The engines that `tollgate up` runs: as many for each in-repo model as it has replicas, and while
+settings change, the new ones beside those that they replace.
 
 An engine that is replaced ends once no worker may ask it anything any more.
 """
@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from engine.errors import EngineUnavailable
+from engine.options import EngineOptions
 from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet, end_tasks
-from gateway.home import Home
+from gateway.home import Home, engine_number
 from gateway.installation.model_versions import (
     MAX_PROBLEM_CHARS,
     ModelVersion,
@@ -30,11 +32,11 @@ from gateway.installation.model_versions import (
 from gateway.logs import last_error
 from gateway.processes.child_processes import Child, spawn
 from gateway.processes.restarter import Restarter, StartError, together
-from gateway.processes.start_view import SERVING, WARMING, EngineStages
+from gateway.processes.start_view import IMPORTING, SERVING, WARMING, EngineStages
 from gateway.processes.watchdog import Watchdog
 from gateway.settings.child_environment import engine_environment
 from gateway.settings.load import Settings, own_environment
-from gateway.settings.models import ModelConfig
+from gateway.settings.models import ModelConfig, options_beside
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +53,35 @@ RETIRE_S = 60.0
 
 
 class RunningEngine:
-    """An engine of this process tree. `number` names its socket and its log, `record` the file of
-    what it counts: no two that live at a time share one."""
+    """An engine of this process tree. The number in its address names its socket and its log,
+    `record` the file of what it counts: no two that live at a time share one. `options`: those that
+    its next process gets; `start`: starts that."""
 
-    def __init__(self, model: ModelConfig, number: int, record: int, restarter: Restarter) -> None:
-        assert model.engine is not None and model.path is not None
-        self.model, self.number, self.record, self.restarter = model, number, record, restarter
-        self.address = model.engine
+    def __init__(
+        self,
+        model: ModelConfig,
+        address: str,
+        record: int,
+        options: EngineOptions,
+        start: Callable[[RunningEngine], Awaitable[Child]],
+    ) -> None:
+        assert model.path is not None
+        self.model, self.address, self.record, self.options = model, address, record, options
+        self.restarter = Restarter(f"engine-{engine_number(address)}", lambda: start(self))
         self.is_ready, self.is_retired = False, False
-        self._stages = EngineStages(model.path, model.engine)
+        self._stages = EngineStages(model.path, address)
         self._version: ModelVersion | None = None
-        restarter.is_final = self._is_vain
+        self.restarter.is_final = self._is_vain
+
+    @property
+    def name(self) -> str:
+        """Return the name of the replica that it is of its model."""
+        return self.model.replica_name(self.address)
+
+    def stage(self) -> tuple[str, int, int]:
+        """Return what its process does until it serves, as `EngineStages.look`."""
+        child = self.restarter.child
+        return (IMPORTING, 0, 0) if child is None else self._stages.look(child.pid)
 
     def _is_vain(self, status: int) -> bool:
         """Return whether an engine that left so is not started again. Once it was ready it is tried
@@ -98,8 +118,7 @@ class RunningEngine:
     def _state(self) -> State:
         if self.is_retired:
             return "draining"
-        child = self.restarter.child
-        step = None if child is None else self._stages.look(child.pid)[0]
+        step = self.stage()[0]
         if self.is_ready:
             return "serving" if step == SERVING else "restarting"
         return "ready" if step == SERVING else "warming" if step == WARMING else "starting"
@@ -137,41 +156,36 @@ class EngineSet:
         return [*(each.look() for each in self.all), *self._failed]
 
     def place(self, models: Sequence[ModelConfig]) -> tuple[ModelConfig, ...]:
-        """Give each model the engine that runs as it wants it, or the address of one that will. An
-        engine that would only get another share of the memory stays as it runs: the next start
-        gives it its new share."""
-        taken = {each.number for each in self.all}
+        """Give each model the engines that run as it wants them, those of the lowest numbers first,
+        and for those that are missing the addresses of ones that will. An engine that would only
+        get another share of the machine stays as it runs: its next start gives it its new share."""
+        taken = {engine_number(each.address) for each in self.all}
         placed: list[ModelConfig] = []
-        for position, model in enumerate(models):
+        for model in models:
             if model.starts_engine:
-                model = self._kept(model) or self._beside(model, position, taken)
+                kept = self._kept(model)[: len(model.engines)]
+                fresh = (self._beside(each, taken) for each in model.engines[len(kept) :])
+                model = msgspec.structs.replace(model, engines=(*kept, *fresh))
             placed.append(model)
         return tuple(placed)
 
-    def _kept(self, model: ModelConfig) -> ModelConfig | None:
-        for running in self._engines.values():
-            options, fraction = model.engine_options, model.shared_fraction
-            if fraction is not None and fraction == running.model.shared_fraction:
-                share = running.model.engine_options.kv_cache_fraction
-                options = msgspec.structs.replace(options, kv_cache_fraction=share)
-            found = msgspec.structs.replace(model, engine=running.address, engine_options=options)
-            if process_of(found) == process_of(running.model):
-                return found
-        return None
+    def _kept(self, model: ModelConfig) -> list[str]:
+        wanted = process_of(model)
+        found = (each for each in self._engines.values() if process_of(each.model) == wanted)
+        return sorted((each.address for each in found), key=engine_number)
 
-    def _beside(self, model: ModelConfig, position: int, taken: set[int]) -> ModelConfig:
-        number = position
+    def _beside(self, address: str, taken: set[int]) -> str:
+        """Return `address`, or that of the next number which is not `taken`, and take it."""
+        number = engine_number(address)
         while number in taken:
             number += 1
         taken.add(number)
-        address = f"unix:{self._home.engine_socket(number)}"
-        return msgspec.structs.replace(model, engine=address)
+        return f"unix:{self._home.engine_socket(number)}"
 
     async def begin(self, settings: Settings) -> list[RunningEngine]:
         """Start the engines that are missing, and return them; they load from now on. The models of
         `settings` have their places."""
-        fresh = [self._engine(each, settings) for each in self._missing(settings.models)]
-        self._engines |= {each.address: each for each in fresh}
+        fresh = self._add_missing(settings)
         await together(*(each.restarter.begin() for each in fresh))
         self.on_change()
         return fresh
@@ -187,9 +201,12 @@ class EngineSet:
     def watch(self, models: Iterable[ModelConfig]) -> None:
         """Watch those that serve, from now on: who hangs is killed, and started again. `models`:
         those in force, some of which an engine runs on with other settings than it began with."""
-        in_force = {each.engine: each for each in models}
+        models = [*models]
+        in_force = {address: each for each in models for address in each.engines}
         for address, each in self._engines.items():
-            each.is_ready, each.model = True, in_force.get(address, each.model)
+            each.is_ready = True
+            if (model := in_force.get(address)) is not None:
+                each.model, each.options = model, shared_options(model, models)
             if address not in self._watching:
                 dog = Watchdog(each.restarter, address, load_timeout_s=READY_TIMEOUT_S)
                 self._watching[address] = self._tasks.spawn(dog.run(), name=f"watch {address}")
@@ -197,7 +214,7 @@ class EngineSet:
 
     async def stop_unwanted(self, models: Sequence[ModelConfig]) -> list[str]:
         """Stop the engines that no model wants, once what they are doing is done, and return the
-        names of their models."""
+        name of its model for each."""
         gone = self._part_with_unwanted(models)
         await asyncio.gather(*(self._end(each) for each in gone))
         return [each.model.name for each in gone]
@@ -214,8 +231,8 @@ class EngineSet:
     def retire(
         self, models: Sequence[ModelConfig], in_use: Callable[[], Collection[str]]
     ) -> list[str]:
-        """End the engines that no model wants, each once it is not `in_use`; return the names of
-        their models."""
+        """End the engines that no model wants, each once it is not `in_use`; return the name of its
+        model for each."""
         gone = self._part_with_unwanted(models)
         for each in gone:
             self._tasks.spawn(self._retire(each, in_use), name=f"retire {each.address}")
@@ -231,7 +248,7 @@ class EngineSet:
         await self._end(each)
 
     def _part_with_unwanted(self, models: Sequence[ModelConfig]) -> list[RunningEngine]:
-        wanted = {each.engine for each in models}
+        wanted = {address for each in models for address in each.engines}
         gone = [each for each in self._engines.values() if each.address not in wanted]
         for each in gone:
             self._retiring[each.address] = self._engines.pop(each.address)
@@ -262,48 +279,60 @@ class EngineSet:
         finally:
             await client.close()
 
-    def _missing(self, models: Sequence[ModelConfig]) -> list[ModelConfig]:
-        return [each for each in models if each.starts_engine and each.engine not in self._engines]
+    def _add_missing(self, settings: Settings) -> list[RunningEngine]:
+        """Add the engines that models want and that are not there, and return them."""
+        fresh = []
+        for model in settings.models:
+            for address in model.engines if model.starts_engine else ():
+                if address not in self._engines:
+                    fresh.append(self._engine(model, address, settings))
+                    self._engines[address] = fresh[-1]
+        return fresh
 
-    def _engine(self, model: ModelConfig, settings: Settings) -> RunningEngine:
-        assert model.engine is not None
-        number = int(model.engine.removesuffix(".sock").rpartition("-")[2])
+    def _engine(self, model: ModelConfig, address: str, settings: Settings) -> RunningEngine:
         used = {each.record for each in self.all if each.model.name == model.name}
         record = next(each for each in range(1, len(used) + 2) if each not in used)
-        start = partial(self._start, number, model, record, settings)
-        return RunningEngine(model, number, record, Restarter(f"engine-{number}", start))
+        options = shared_options(model, settings.models)
+        return RunningEngine(model, address, record, options, partial(self._start, settings))
 
-    async def _start(
-        self, number: int, model: ModelConfig, record: int, settings: Settings
-    ) -> Child:
+    async def _start(self, settings: Settings, engine: RunningEngine) -> Child:
         """Returns at once: the workers connect when it listens."""
+        model, name = engine.model, engine.restarter.name
         self._home.note_names_sold(model.name, (adapter.name for adapter in model.adapters))
-        path = self._home.usage_record(model.name, record)
+        path = self._home.usage_record(model.name, engine.record)
         return spawn(
-            f"engine-{number}",
-            engine_command(model, path, settings),
+            name,
+            engine_command(model, engine.address, engine.options, path, settings),
             run=self._home.run,
-            log=self._home.logs / f"engine-{number}.log",
+            log=self._home.logs / f"{name}.log",
             # OpenMP threads that wait by spinning would keep the workers off a small machine.
             env=engine_environment(own_environment(), settings, OMP_WAIT_POLICY="PASSIVE"),
         )
 
 
 def process_of(model: ModelConfig) -> tuple[object, ...]:
-    """Return what an engine's process is made of: two models for which it is the same can have the
-    same one."""
-    return model.name, model.path, model.engine_options, model.adapters
+    """Return what an engine's process is made of, but for its share of the machine: two models for
+    which it is the same can have the same one."""
+    return model.name, model.path, model.engine_options, model.adapters, model.shares_memory
 
 
-def engine_command(model: ModelConfig, record: Path, settings: Settings) -> list[str]:
-    """Return the command line of a model's engine. `record`: the file of what it counts."""
-    assert model.path is not None and model.engine is not None
+def shared_options(model: ModelConfig, models: Iterable[ModelConfig]) -> EngineOptions:
+    """Return what an engine of a model is started with on this machine, beside those of all
+    models."""
+    return options_beside(model, models, num_cores=len(os.sched_getaffinity(0)))
+
+
+def engine_command(
+    model: ModelConfig, address: str, options: EngineOptions, record: Path, settings: Settings
+) -> list[str]:
+    """Return the command line of an engine. `record`: the file of what it counts."""
+    assert model.path is not None
     return [
         *(sys.executable, "-m", "engine", "--model", str(model.path)),
-        *("--served-name", model.name, "--listen", model.engine),
+        *("--served-name", model.name, "--listen", address),
         *("--usage-record", str(record)),
         *("--log-level", settings.log_level, "--log-format", settings.logs.format),
-        *model.engine_options.to_flags(),
+        *options.to_flags(),
         *(f"--adapter={adapter.name}={adapter.path}" for adapter in model.adapters),
     ]
 
@@ -312,15 +341,15 @@ async def capacities(models: Iterable[ModelConfig]) -> list[str]:
     """Return a line for each engine started here: the size of its KV cache, as it reports it."""
     lines = []
     for model in models:
-        if model.starts_engine:
-            assert model.engine is not None
+        for address in model.engines if model.starts_engine else ():
+            name = model.replica_name(address)
             try:
-                client = await EngineClient.connect(model.engine, timeout_s=PROBE_TIMEOUT_S)
+                client = await EngineClient.connect(address, timeout_s=PROBE_TIMEOUT_S)
             except EngineUnavailable as error:  # it was ready: its restarter brings it back
-                log.warning("%s does not say how large it is: %s", model.name, error)
+                log.warning("%s does not say how large it is: %s", name, error)
                 continue
             size = client.status
             await client.close()
             blocks = f"{size.num_blocks} KV blocks of {size.block_size} tokens"
-            lines.append(f"{model.name}: {blocks}, context of {size.max_model_len}")
+            lines.append(f"{name}: {blocks}, context of {size.max_model_len}")
     return lines

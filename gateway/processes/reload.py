@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sized
+from collections.abc import Awaitable, Callable, Iterable, Sized
 
 import msgspec
 
@@ -128,7 +128,7 @@ class Reload:
 
     async def _bring_back(self, stopped: list[str], say: Tell) -> None:
         """Have the engines run again that were stopped; each is tried until it does."""
-        names = ", ".join(stopped)
+        names = each_once(stopped)
         say(f"Starting the old {of_engines(stopped)} of {names} again.")
         back = await self._engines.begin(self.settings)
         self._engines.watch(self.settings.models)
@@ -143,7 +143,7 @@ class Reload:
         started = await self._engines.begin(fresh)
         try:
             if started:
-                names = ", ".join(each.model.name for each in started)
+                names = each_once(each.model.name for each in started)
                 say(f"Starting the {of_engines(started)} of {names} beside what serves.")
                 began = time.monotonic()
                 await self._engines.until_ready(started)
@@ -249,11 +249,16 @@ def done(
         end = (
             "engine of {} ends when it is" if len(gone) == 1 else "engines of {} end when they are"
         )
-        parts.append(f"The old {end.format(', '.join(gone))} done.")
+        parts.append(f"The old {end.format(each_once(gone))} done.")
     if not parts:
         parts.append("No setting has changed.")
     parts.append(ALL_NEW if replaced else "All workers have these settings.")
     return " ".join(parts)
+
+
+def each_once(names: Iterable[str]) -> str:
+    """Return names for a sentence: a model with several engines has its name there once."""
+    return ", ".join(dict.fromkeys(names))
 
 
 def count(things: Sized, one: str, several: str) -> str:

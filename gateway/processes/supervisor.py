@@ -1,7 +1,7 @@
 """`tollgate up`: starts the whole process tree from one command, and ends it in order.
 
     supervisor -- postgres, redis (unless URLs are configured)
-               -- one engine per model with a path (unless its engine runs elsewhere)
+               -- the engines of each model with a path (unless its engine runs elsewhere)
                -- N workers on one listening socket
 
 It never imports torch or the application. SIGTERM or SIGINT stops everything in order, a second one
@@ -49,7 +49,7 @@ from gateway.processes.engine_set import (
 )
 from gateway.processes.reload import ReadSettings, Reload
 from gateway.processes.restarter import Restarter, StartError, together
-from gateway.processes.start_view import SERVING, EngineStages, ReadyCard, StartView
+from gateway.processes.start_view import SERVING, ReadyCard, StartView
 from gateway.processes.worker_set import WorkerSet
 from gateway.settings.file import SettingsError
 from gateway.settings.load import Settings
@@ -206,6 +206,8 @@ class Supervisor:
         with self._view.stage("workers"):
             await workers.begin(self.settings)
         await self._until_ready(*local_address(listener))
+        # A worker is ready with one replica of each model; here all that can serve are waited for.
+        await self._engines.until_ready(self._engines.all)
         self._started = True
         found: Credentials | None = known
         return found
@@ -221,22 +223,21 @@ class Supervisor:
     async def _show_engines(self) -> None:
         """Show what each engine does until all has started."""
         shown = [
-            (f"model {model.name}", EngineStages(model.path, model.engine))
+            f"model {model.replica_name(address)}"
             for model in self.settings.models
-            if model.starts_engine and model.path is not None and model.engine is not None
+            for address in (model.engines if model.starts_engine else ())
         ]
-        for name, _ in shown:
+        for name in shown:
             self._view.begin(name)
         while not self._started:
-            for (name, stages), engine in zip(shown, self._engines.all, strict=False):
-                if engine.restarter.child is not None:
-                    step, done, total = stages.look(engine.restarter.child.pid)
-                    if step == SERVING:
-                        self._view.end(name)
-                    else:
-                        self._view.step(name, step, done, total)
+            for engine in self._engines.all:
+                name, (step, done, total) = f"model {engine.name}", engine.stage()
+                if step == SERVING:
+                    self._view.end(name)
+                else:
+                    self._view.step(name, step, done, total)
             await asyncio.sleep(SHOW_INTERVAL_S)
-        for name, _ in shown:
+        for name in shown:
             self._view.end(name)
 
     async def _start_databases(self, address: str) -> Credentials | None:

@@ -91,8 +91,8 @@ PRIVATE_PART = re.compile(r"(?<=://)[^/\s?#@]*@|\?[^\s#]*")
 """The user and password of a URL, and its query."""
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 """A key of TOML that needs no quotes."""
-ASSIGNED = frozenset({"engine", "shared_fraction"})
-"""Fields that nobody writes of a model whose engine is started here."""
+ASSIGNED = frozenset({"engines", "starts_engine", "shares_memory"})
+"""Fields of a model that nobody writes so: what made them stands in `_as_in_file`."""
 ABSENT = object()
 
 
@@ -150,29 +150,34 @@ def _value(settings: Settings, name: str) -> Any:
 def _written(value: Any) -> Any:
     """Return a setting as builtins, without what stands at its default."""
     if isinstance(value, msgspec.Struct):
-        given = ASSIGNED if isinstance(value, ModelConfig) and value.starts_engine else ()
+        given = ASSIGNED if isinstance(value, ModelConfig) else ()
         found = ((field, getattr(value, field.name)) for field in msgspec.structs.fields(value))
         table = {
             field.name: _written(it)
             for field, it in found
             if it != _default_of(field) and field.name not in given
         }
-        return _as_in_file(table) if isinstance(value, ModelConfig) else table
+        return _as_in_file(value, table) if isinstance(value, ModelConfig) else table
     if isinstance(value, list | tuple):
         return [_written(each) for each in value]
     return msgspec.to_builtins(value, enc_hook=str)
 
 
-def _as_in_file(model: dict[str, Any]) -> dict[str, Any]:
-    """Return a model as people write it: one upstream is told by keys of the model, several by
-    tables `replica`, and the name at the upstream only where it is another."""
-    replicas: list[dict[str, Any]] = model.pop("replicas", [])
+def _as_in_file(model: ModelConfig, table: dict[str, Any]) -> dict[str, Any]:
+    """Return a model as people write it: an engine that others run is told by its address, those
+    that are started here by how many they are; one upstream by keys of the model, several by tables
+    `replica`, and the name at the upstream only where it is another."""
+    replicas: list[dict[str, Any]] = table.pop("replicas", [])
+    if len(model.engines) > 1:
+        table["replicas"] = len(model.engines)
+    elif model.engines and not model.starts_engine:
+        table["engine"] = model.engines[0]
     for each in replicas:
-        if each["upstream_model"] == model["name"]:
+        if each["upstream_model"] == model.name:
             del each["upstream_model"]
     if len(replicas) == 1:
-        return model | replicas[0]
-    return model | {"replica": replicas} if replicas else model
+        return table | replicas[0]
+    return table | {"replica": replicas} if replicas else table
 
 
 def _default_of(field: FieldInfo) -> Any:

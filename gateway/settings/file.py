@@ -76,6 +76,7 @@ McpName = Annotated[str, Meta(pattern=MCP_PATTERN)]
 OrgId = Annotated[str, Meta(pattern=ORG_PATTERN)]
 OrgsProject = Annotated[str, Meta(pattern=ORGS_PROJECT_PATTERN)]
 EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
+EngineCount = Annotated[int, Meta(ge=1, le=64)]
 Weight = Annotated[int, Meta(ge=1, le=1000)]
 Concurrency = Annotated[int, Meta(ge=1, le=1024)]
 """As many as one gateway process keeps connections to an upstream (`fleet.upstream`)."""
@@ -214,6 +215,8 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     """A folder, or `org/name` on a hub."""
     revision: Name | None = None
     engine: EngineAddress | None = None
+    replicas: EngineCount | None = None
+    """So many engines are started for it; None: one is."""
     engine_options: EngineTable = {}
     """The options of its engine, which override `[engine]`."""
     adapter: list[WrittenAdapter] = []

@@ -6,7 +6,8 @@ Looks whether a folder is there, and reads none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from engine.options import EngineOptions, PositiveInt
 from engine.text.hub import names_a_repository
 from engine.text.output_parser.registry import FamilyName, ReasoningName
 from gateway.generate_request import MaxTokensField
-from gateway.home import Home
+from gateway.home import Home, engine_number
 from gateway.lanes import ModelSlos
 from gateway.settings.file import (
     AdapterName,
@@ -51,8 +52,8 @@ UPSTREAMS_OWN = (
 )
 """Options that only apply to upstreams."""
 ENGINES_OWN = (
-    *("engine", "revision", "engine_options", "adapter", "cache_contract", "chat_template"),
-    *("tool_call_parser", "reasoning_parser", "dialect"),
+    *("engine", "replicas", "revision", "engine_options", "adapter", "cache_contract"),
+    *("chat_template", "tool_call_parser", "reasoning_parser", "dialect"),
 )
 """Options that only apply to models with a path."""
 
@@ -98,7 +99,8 @@ class AdapterConfig(Strict, frozen=True, kw_only=True):
 
 
 class ModelConfig(Strict, frozen=True, kw_only=True):
-    """A model as customers name it: served by our engine (`path` and `engine`) or by `replicas`."""
+    """A model as customers name it: served by engines of ours (`path` and `engines`) or by
+    `replicas`."""
 
     name: Name
     path: Path | None = None
@@ -108,15 +110,18 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     """`org/name` on a hub."""
     revision: str | None = None
     """The repository's branch, tag or commit; None: its default branch."""
-    engine: EngineAddress | None = None
-    """The address that its engine listens on; set for every model with a path or a repository."""
+    engines: tuple[EngineAddress, ...] = ()
+    """The address that each of its engines listens on: one at least for every model with a path or
+    a repository, and several, which have the same weights and adapters, only where they are started
+    here."""
     starts_engine: bool = False
-    """True where `tollgate up` runs that engine; False where somebody else does."""
+    """True where `tollgate up` runs its engines; False where somebody else does."""
     engine_options: EngineOptions = EngineOptions()
-    """All that an engine which is started here is started with."""
-    shared_fraction: float | None = None
-    """The fraction of the free memory of which its KV cache gets a part, as many as there are
-    engines. None: its size is its own."""
+    """Engines that are started here get these, but for their shares of the machine
+    (`options_beside`)."""
+    shares_memory: bool = False
+    """Its KV caches divide the free memory with those of all models that share it, too. False:
+    their size is its own."""
     adapters: tuple[AdapterConfig, ...] = ()
     """Beside the model as it is."""
     cache_contract: ContractName = DEFAULT_CONTRACT
@@ -143,6 +148,12 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     slo: ModelSlos = ModelSlos()
     """The objectives of its requests, of its adapters' too, in place of the installation's."""
 
+    def replica_name(self, engine: str, model: str | None = None) -> str:
+        """Return the name of the replica that an engine is of this model, or of an adapter of it
+        (`model`): the model's own where it has one engine, else with the engine's number."""
+        model = model or self.name
+        return model if len(self.engines) == 1 else f"{model}/{engine_number(engine)}"
+
 
 def alone(model: str, revision: Any = None) -> WrittenModel:
     """The only model that is served, named after its repository or its folder."""
@@ -163,12 +174,8 @@ def to_models(
     to_options(engine, "engine")  # each table by itself, so that an error names the right one
     for position, each in enumerate(written):
         to_options(each.engine_options, f"model[{position}].engine_options")
-    started = [each for each in written if each.path is not None and each.engine is None]
-    # All of them see the same free memory; who names a size takes no part in sharing it.
-    sharing = sum(has_no_size(each.engine_options) for each in started)
-    shared = share_kv_cache(engine, max(sharing, 1))
-    fraction = shared_fraction(engine)
-    models = tuple(_to_model(each, at, shared, fraction, home) for at, each in enumerate(written))
+    free = count(len(written))  # the first engine of each model has the number of its position
+    models = tuple(_to_model(each, at, engine, free, home) for at, each in enumerate(written))
     _refuse_duplicates(models)
     return models
 
@@ -193,29 +200,33 @@ def override(shared: EngineTable, own: EngineTable) -> EngineTable:
     return {name: value for name, value in shared.items() if name not in replaced} | own
 
 
-def share_kv_cache(table: EngineTable, num_engines: int) -> EngineTable:
-    """Return the options for each of several engines that start side by side: all see the same
-    free memory, so each takes its part of what one alone would."""
-    fraction = shared_fraction(table)
-    return table if fraction is None else table | {"kv_cache_fraction": fraction / num_engines}
+def options_beside(
+    model: ModelConfig, models: Iterable[ModelConfig], *, num_cores: int
+) -> EngineOptions:
+    """Return what each engine of a model is started with beside those of all `models`.
 
-
-def shared_fraction(table: EngineTable) -> float | None:
-    """Return the fraction of the free memory that all engines share; None: each has a size."""
-    if "kv_cache_bytes" in table or "num_blocks" in table:
-        return None
-    found: float = table.get("kv_cache_fraction", EngineOptions().kv_cache_fraction)
-    return found
-
-
-def has_no_size(own: EngineTable) -> bool:
-    """Tell whether a model leaves the size of its KV cache to what all engines share."""
-    return KV_CACHE_SIZES.isdisjoint(own)
+    Engines that start side by side see the same free memory, so each takes a part of what one alone
+    would: of what all share, or of the fraction that the model names. The engines of one model also
+    divide the processors that one alone would compute on; models do not divide them: one may have
+    nothing to do while another computes.
+    """
+    options, num_engines = model.engine_options, len(model.engines)
+    shares = num_engines
+    if model.shares_memory:
+        shares = sum(len(each.engines) for each in models if each.shares_memory)
+    if options.kv_cache_bytes is None and options.num_blocks is None and shares > 1:
+        part = options.kv_cache_fraction / shares
+        options = msgspec.structs.replace(options, kv_cache_fraction=part)
+    if options.num_threads is None and num_engines > 1:
+        threads = max(1, num_cores // num_engines)
+        options = msgspec.structs.replace(options, num_threads=threads)
+    return options
 
 
 def _to_model(
-    model: WrittenModel, position: int, engine: EngineTable, fraction: float | None, home: Home
+    model: WrittenModel, position: int, engine: EngineTable, free: Iterator[int], home: Home
 ) -> ModelConfig:
+    """`free`: the numbers of engines that no model has the first of."""
     at = f"model[{position}]"
     if sum((model.path is not None, model.upstream is not None, bool(model.replica))) != 1:
         raise SettingsError(f"{at} ({model.name}): wants exactly one of path, upstream, replica")
@@ -228,17 +239,20 @@ def _to_model(
     if model.revision is not None and repository is None:
         raise SettingsError(f"{at}.revision: only for a repository; {model.path} is none")
     starts_engine = model.engine is None
-    if not starts_engine and model.engine_options:
-        raise SettingsError(f"{at}.engine_options: only for an engine that is started here")
+    for key in ("engine_options", "replicas"):
+        if not starts_engine and getattr(model, key):
+            raise SettingsError(f"{at}.{key}: only for an engine that is started here")
+    numbers = (position, *islice(free, (model.replicas or 1) - 1))
+    started = tuple(f"unix:{home.engine_socket(number)}" for number in numbers)
     return ModelConfig(
         name=model.name,
         path=None if repository is not None else _find(model.path),
         repository=repository,
         revision=model.revision,
-        engine=model.engine or f"unix:{home.engine_socket(position)}",
+        engines=started if model.engine is None else (model.engine,),
         starts_engine=starts_engine,
         engine_options=_options(engine, model.engine_options) if starts_engine else EngineOptions(),
-        shared_fraction=fraction if starts_engine and has_no_size(model.engine_options) else None,
+        shares_memory=starts_engine and KV_CACHE_SIZES.isdisjoint(model.engine_options),
         adapters=tuple(_to_adapters(model, at)),
         cache_contract=model.cache_contract or DEFAULT_CONTRACT,
         chat_template=_template(model, at),

@@ -1,4 +1,4 @@
-"""Shows what engines tell in their status as gauges of their models."""
+"""Shows what engines tell in their status as gauges, by model and replica."""
 
 from __future__ import annotations
 
@@ -65,23 +65,23 @@ ENGINE_GAUGES = {
         "Below a third of the guessed: guessing costs more than it brings.",
     ),
 }
-"""By the field of `ReplicaStatus`: the metric that shows it, by model, its help text and what to do
-about it. Every worker hears the same engine, so the most recent word is the right one."""
+"""By the field of `ReplicaStatus`: the metric that shows it, its help text and what to do about it.
+Every worker hears the same engine, so the most recent word is the right one."""
 
 
 class EngineGauges:
     def __init__(self, group: MetricGroup) -> None:
         self.gauges = {
-            field: group.gauge(name, text, "model", do=do, mode="mostrecent")
+            field: group.gauge(name, text, "model", "replica", do=do, mode="mostrecent")
             for field, (name, text, do) in ENGINE_GAUGES.items()
         }
 
-    def show(self, status: ReplicaStatus) -> None:
+    def show(self, model: str, replica: str, status: ReplicaStatus) -> None:
         for field, gauge in self.gauges.items():
-            gauge.labels(status.model).set(getattr(status, field))
+            gauge.labels(model, replica).set(getattr(status, field))
 
-    def zero(self, models: Iterable[str]) -> None:
-        """Set what was told of models that are gone to zero."""
-        for model in models:
+    def zero(self, gone: Iterable[tuple[str, str]]) -> None:
+        """Set what was told of replicas that are gone, by model and name, to zero."""
+        for model, replica in gone:
             for gauge in self.gauges.values():
-                gauge.labels(model).set(0)
+                gauge.labels(model, replica).set(0)

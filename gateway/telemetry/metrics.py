@@ -473,8 +473,8 @@ class Telemetry:
             mode="mostrecent",
         )
 
-    def engine_status(self, status: ReplicaStatus) -> None:
-        self.engine_gauges.show(status)
+    def engine_status(self, model: str, replica: str, status: ReplicaStatus) -> None:
+        self.engine_gauges.show(model, replica, status)
 
     def spool_written(self, counts: SpoolCounts) -> None:
         for counter, before, now in zip(
@@ -547,9 +547,9 @@ class Telemetry:
             for each in COMPONENT_STATES[kind]:
                 self.component_states.labels(kind, name, each).set(each == state)
 
-    def zero_gone(self, *, engines: Iterable[str], rooms: Iterable[str]) -> None:
-        """Set the gauges of models that are not served any more to zero: a file that processes
-        share forgets none."""
+    def zero_gone(self, *, engines: Iterable[tuple[str, str]], rooms: Iterable[str]) -> None:
+        """Set the gauges of what is not served any more to zero: a file that processes share
+        forgets none. `engines`: by model and replica; `rooms`: by model."""
         self.engine_gauges.zero(self._gone("engines", frozenset(engines)))
         for model in self._gone("rooms", frozenset(rooms)):
             self.waiting_rooms(model, ())

@@ -19,9 +19,9 @@ from gateway.telemetry.request_meter import RequestMeter
 
 def test_the_size_of_an_engines_cache_is_measured() -> None:
     status = FakeCore(FAKE_CONFIG).status()
-    telemetry = Telemetry(models=[status.model])
-    telemetry.engine_status(status)
-    line = f'tollgate_kv_cache_blocks{{model="{status.model}"}} {float(status.num_blocks)}'
+    telemetry = Telemetry(models=["m"])
+    telemetry.engine_status("m", "m/1", status)
+    line = f'tollgate_kv_cache_blocks{{model="m",replica="m/1"}} {float(status.num_blocks)}'
     assert line in telemetry.render().content.decode().splitlines()
 
 
@@ -29,9 +29,9 @@ def test_guesses_of_an_engine_are_measured() -> None:
     status = msgspec.structs.replace(
         FakeCore(FAKE_CONFIG).status(), num_draft_tokens=7, num_accepted_tokens=3
     )
-    telemetry = Telemetry(models=[status.model])
-    telemetry.engine_status(status)
-    value, labels = telemetry.registry.get_sample_value, {"model": status.model}
+    telemetry = Telemetry(models=["m"])
+    telemetry.engine_status("m", "m", status)
+    value, labels = telemetry.registry.get_sample_value, {"model": "m", "replica": "m"}
     assert value("tollgate_spec_decode_draft_tokens", labels) == 7
     assert value("tollgate_spec_decode_accepted_tokens", labels) == 3
 
@@ -58,21 +58,21 @@ def test_the_gauges_of_what_is_gone_are_zero() -> None:
     """Other settings took it away; a scrape would go on finding what was seen last."""
     status, room = FakeCore(FAKE_CONFIG).status(), WaitingRoom(1)
     room.join(Priority(lane="batch"), 1)
-    telemetry = Telemetry(models=[status.model])
+    telemetry = Telemetry(models=["m"])
     value = telemetry.registry.get_sample_value
     gauges: list[tuple[str, dict[str, str]]] = [
-        ("tollgate_kv_cache_blocks", {"model": status.model}),
+        ("tollgate_kv_cache_blocks", {"model": "m", "replica": "m/1"}),
         ("tollgate_upstream_requests_running", {"model": "m", "lane": "batch"}),
         ("tollgate_mcp_upstreams", {"server": "s", "state": "closed"}),
         ("tollgate_components", {"kind": "upstream", "name": "m/0", "state": "ok"}),
     ]
-    telemetry.engine_status(status)
+    telemetry.engine_status("m", "m/1", status)
     telemetry.waiting_rooms("m", [room])
-    telemetry.zero_gone(engines=[status.model], rooms=["m"])
+    telemetry.zero_gone(engines=[("m", "m/0"), ("m", "m/1")], rooms=["m"])
     telemetry.mcp_health(["s"], [("s", "closed")])
     telemetry.components([("upstream", "m/0", "ok")])
     assert all(value(name, labels) for name, labels in gauges)
-    telemetry.zero_gone(engines=[], rooms=[])
+    telemetry.zero_gone(engines=[("m", "m/0")], rooms=[])
     telemetry.mcp_health([], [])
     telemetry.components([])
     assert [value(name, labels) for name, labels in gauges] == [0, 0, 0, 0]

@@ -155,7 +155,10 @@ def sample_of(text: str, at: float) -> Sample:
                 continue
             apart = sample.labels.get("status") or sample.labels.get("kind")
             name = f"{sample.name} {apart}" if apart else sample.name
-            values[model][name] += sample.value
+            if name == KV_USED:  # of the fullest of its replicas
+                values[model][name] = max(values[model][name], sample.value)
+            else:
+                values[model][name] += sample.value
     return Sample(at, values)
 
 

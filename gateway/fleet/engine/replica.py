@@ -73,9 +73,10 @@ CHAT_NAMES = {"prompt_token_ids": "messages", "logprobs": "top_logprobs"}
 class EngineReplica:
     """A model of one of our own engines, as a replica. `client` is connected, or connecting, by
     whoever made it; `close` closes it, and may do so once for each of several replicas that share
-    it. `adapter`: the engine's name of a LoRA adapter; empty: the model as it is. `on_asked` hears
-    what an attempt asked the engine to keep. `template`: None: it takes no conversations.
-    `output_format`: None where the template says it. `options`: of the model's folder."""
+    it. `model`: its name to customers, where the replica has another. `adapter`: the engine's name
+    of a LoRA adapter; empty: the model as it is. `on_asked` hears what an attempt asked the engine
+    to keep. `template`: None: it takes no conversations. `output_format`: None where the template
+    says it. `options`: of the model's folder."""
 
     def __init__(
         self,
@@ -86,6 +87,7 @@ class EngineReplica:
         template: ChatTemplate | None,
         threads: PrepareThreads,
         weight: int = 1,
+        model: str | None = None,
         adapter: str = "",
         cache_contract: ContractName = DEFAULT_CONTRACT,
         on_asked: OnAsked = unheard,
@@ -93,6 +95,7 @@ class EngineReplica:
         options: FolderOptions = NO_OPTIONS,
     ) -> None:
         self.name = name
+        self._model = model or name
         self._options = options
         self.weight = weight
         self._adapter = adapter
@@ -301,7 +304,7 @@ class EngineReplica:
         """Raises UnsupportedField."""
         if self._format is None:
             raise UnsupportedField(
-                f"The model `{self.name}` has no chat template: it completes texts alone.",
+                f"The model `{self._model}` has no chat template: it completes texts alone.",
                 param="model",
             )
         return self._format
@@ -337,7 +340,7 @@ class EngineReplica:
         if kept.breakpoints and self._client.connected:
             asked = KeepRequest(
                 org_id=tenant,
-                model=self.name,
+                model=self._model,
                 engine_id=self._client.status.engine_id,
                 asked_at=time.time(),
                 breakpoints=kept.breakpoints,

@@ -1,9 +1,9 @@
-"""An in-repo model as routes: its engine, its tokenizer and its chat template."""
+"""An in-repo model as routes: its engines, its tokenizer and its chat template."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from engine.text.chat_template import ChatTemplate
 from engine.text.output_parser.output_format import OutputFormat
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 def engine_routes(
-    model: ModelConfig, client: Engine, threads: PrepareThreads, on_asked: OnAsked
+    model: ModelConfig, clients: Sequence[Engine], threads: PrepareThreads, on_asked: OnAsked
 ) -> Iterator[Route]:
-    """Yield the model as it is, then its adapters: all of one engine, one tokenizer, one
-    template."""
+    """Yield the model as it is, then its adapters: all of the same engines, one tokenizer, one
+    template. `clients`: of the model's engines, in their order."""
     assert model.path is not None
     tokenizer = Tokenizer.load(model.path)
     template = ChatTemplate.find(model.path, file=model.chat_template)
@@ -38,22 +38,26 @@ def engine_routes(
     options = read_folder_options(model.path)
     for adapter in ("", *(each.name for each in model.adapters)):
         name = adapter or model.name
-        replica = EngineReplica(
-            name=name,
-            client=client,
-            tokenizer=tokenizer,
-            template=template,
-            threads=threads,
-            adapter=adapter,
-            cache_contract=model.cache_contract,
-            on_asked=on_asked,
-            output_format=output_format,
-            options=options,
+        replicas = tuple(
+            EngineReplica(
+                name=model.replica_name(address, name),
+                model=name,
+                client=client,
+                tokenizer=tokenizer,
+                template=template,
+                threads=threads,
+                adapter=adapter,
+                cache_contract=model.cache_contract,
+                on_asked=on_asked,
+                output_format=output_format,
+                options=options,
+            )
+            for address, client in zip(model.engines, clients, strict=True)
         )
         yield Route(
             model=name,
             kind="engine",
-            replicas=(replica,),
+            replicas=replicas,
             cache_contract=model.cache_contract,
             parent=model.name if adapter else None,
         )

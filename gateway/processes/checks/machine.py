@@ -60,7 +60,8 @@ def check_memory(settings: Settings) -> Diagnosis:
     available = available_memory()
     if available is None:
         return Diagnosis("memory", "ok", "unknown on this system")
-    weights = sum(weights_of(each.path) for each in settings.models if each.starts_engine)
+    started = (each for each in settings.models if each.starts_engine)
+    weights = sum(len(each.engines) * weights_of(each.path) for each in started)
     found = f"{available / GIB:.1f} GiB are available"
     if weights:
         found += f", weights on disk are {weights / GIB:.2f} GiB"

@@ -58,7 +58,7 @@ class ShownReplica(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShownLane(msgspec.Struct, frozen=True, kw_only=True):
-    model: str
+    replica: str
     lane: str
     running: int
     waiting: int
@@ -68,12 +68,13 @@ class ShownLane(msgspec.Struct, frozen=True, kw_only=True):
     prefill_speed: float | None
 
 
-def status_of(request: ConsoleRequest, route: Route) -> ReplicaStatus | None:
-    engine = request.services.engines.get(route.parent or route.model)
-    return engine.status if engine is not None and engine.connected else None
+def statuses_of(request: ConsoleRequest, route: Route) -> dict[str, ReplicaStatus]:
+    """Return what each engine of a model said last, by its replica; of those that are there."""
+    engines = request.services.engines.get(route.parent or route.model, {})
+    return {name: engine.status for name, engine in engines.items() if engine.connected}
 
 
-def to_model(route: Route, status: ReplicaStatus | None) -> ShownModel:
+def to_model(route: Route, statuses: Mapping[str, ReplicaStatus]) -> ShownModel:
     healths = [replica.health() for replica in route.replicas]
     states = [replica_component(route.kind, replica).state for replica in route.replicas]
     useful = sum(state not in USELESS for state in states)
@@ -87,8 +88,8 @@ def to_model(route: Route, status: ReplicaStatus | None) -> ShownModel:
         context=route.max_model_len,
         running=sum(each.num_running for each in healths),
         waiting=sum(each.num_waiting for each in healths),
-        kv_used=None if status is None else status.kv_cache_usage,
-        preemptions=None if status is None else status.num_preemptions,
+        kv_used=max((each.kv_cache_usage for each in statuses.values()), default=None),
+        preemptions=sum(each.num_preemptions for each in statuses.values()) if statuses else None,
     )
 
 
@@ -109,12 +110,12 @@ def replicas_of(route: Route) -> Iterator[ShownReplica]:
         )
 
 
-def lanes_of(model: str, status: ReplicaStatus) -> Iterator[ShownLane]:
+def lanes_of(replica: str, status: ReplicaStatus) -> Iterator[ShownLane]:
     for name in get_args(Lane):
         if (lane := status.lanes.get(name)) is None:
             continue
         yield ShownLane(
-            model=model,
+            replica=replica,
             lane=name,
             running=lane.num_running,
             waiting=lane.num_waiting,
@@ -125,9 +126,10 @@ def lanes_of(model: str, status: ReplicaStatus) -> Iterator[ShownLane]:
 
 
 class CacheTier(msgspec.Struct, frozen=True, kw_only=True):
-    """One place from which cached tokens of a model come. None: nobody here knows."""
+    """One place from which cached tokens come. None: nobody here knows."""
 
-    model: str
+    name: str
+    """The name of the engine's replica, or of the model that upstreams serve."""
     tier: str
     size: int | None = None
     """Tokens, as the next ones."""
@@ -143,9 +145,9 @@ class CacheTier(msgspec.Struct, frozen=True, kw_only=True):
         return self.hits / self.asked if self.asked else None
 
 
-def engine_tier(model: str, status: ReplicaStatus) -> CacheTier:
+def engine_tier(replica: str, status: ReplicaStatus) -> CacheTier:
     return CacheTier(
-        model=model,
+        name=replica,
         tier="KV memory of the engine",
         size=status.num_blocks * status.block_size,
         used=status.kv_cache_usage,
@@ -160,11 +162,13 @@ def upstream_tier(model: str, counts: Mapping[str, int]) -> CacheTier:
     """`counts`: the tokens of a model by kind."""
     hits = counts.get("cache_read", 0)
     asked = hits + counts.get("uncached", 0) + counts.get("cache_write", 0)
-    return CacheTier(model=model, tier="cache of the provider", hits=hits, asked=asked)
+    return CacheTier(name=model, tier="cache of the provider", hits=hits, asked=asked)
 
 
 async def read_tiers(
-    request: ConsoleRequest, routes: Sequence[Route], statuses: Mapping[str, ReplicaStatus | None]
+    request: ConsoleRequest,
+    routes: Sequence[Route],
+    statuses: Mapping[str, Mapping[str, ReplicaStatus]],
 ) -> list[CacheTier]:
     """Return where cached tokens come from: of each engine that answers, and of each model that
     upstreams serve."""
@@ -173,11 +177,10 @@ async def read_tiers(
     telemetry = request.services.telemetry
     counts = await asyncio.to_thread(telemetry.token_counts) if is_upstream else {}
     for route in routes:
-        status = statuses[route.model]
         if route.kind == "upstream":
             found.append(upstream_tier(route.model, counts.get(route.model, {})))
-        elif route.parent is None and status is not None:
-            found.append(engine_tier(route.model, status))
+        elif route.parent is None:
+            found += [engine_tier(name, each) for name, each in statuses[route.model].items()]
     return found
 
 
@@ -208,12 +211,13 @@ MODEL_COLUMNS = (
     TableColumn("State", "state", kind="tag"),
     TableColumn("Running", "running", kind="count"),
     TableColumn("Waiting", "waiting", kind="count"),
-    TableColumn("KV in use", "kv_used", kind="bar", hint="Blocks that requests hold, of all."),
-    TableColumn("Preempted", "preemptions", kind="count", hint="Since the engine's start."),
+    TableColumn("KV in use", "kv_used", kind="bar",
+                hint="Blocks that requests hold, of all; of the fullest replica."),
+    TableColumn("Preempted", "preemptions", kind="count", hint="Since the engines' start."),
     TableColumn("Context", "context", kind="count"),
 )  # fmt: skip
 LANE_COLUMNS = (
-    TableColumn("Model", "model"),
+    TableColumn("Replica", "replica"),
     TableColumn("Lane", "lane"),
     TableColumn("Running", "running", kind="count"),
     TableColumn("Waiting", "waiting", kind="count"),
@@ -222,7 +226,7 @@ LANE_COLUMNS = (
     TableColumn("Tokens a second", "prefill_speed", kind="count", hint="Of prompts, recently."),
 )
 TIER_COLUMNS = (
-    TableColumn("Model", "model"),
+    TableColumn("Replica or model", "name"),
     TableColumn("Tier", "tier"),
     TableColumn("Size", "size", kind="count", hint="Tokens."),
     TableColumn("In use", "used", kind="bar", hint="By running requests."),
@@ -280,15 +284,14 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         )
     health = await request.services.readiness.health()
     routes = sorted(request.services.generation.fleet.routes, key=lambda each: each.model)
-    statuses: Mapping[str, ReplicaStatus | None] = {
-        each.model: status_of(request, each) for each in routes
-    }
+    statuses = {each.model: statuses_of(request, each) for each in routes}
     models = [to_model(each, statuses[each.model]) for each in routes]
     lanes = [
         lane
         for route in routes
-        if route.parent is None and (status := statuses[route.model]) is not None
-        for lane in lanes_of(route.model, status)
+        if route.parent is None
+        for name, status in statuses[route.model].items()
+        for lane in lanes_of(name, status)
     ]
     replicas = [each for route in routes if route.parent is None for each in replicas_of(route)]
     tiers = await read_tiers(request, routes, statuses)

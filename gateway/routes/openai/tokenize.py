@@ -116,7 +116,8 @@ async def admitted(
     generation, principal = services(request).generation, request.user
     state = request.scope["state"]
     state[MODEL] = model
-    replica = generation.fleet.resolve(model, principal).replicas[0]
+    fleet = generation.fleet
+    replica = fleet.order(fleet.resolve(model, principal))[0]
     if not isinstance(replica, TokenizingReplica):
         raise not_of_an_upstream()
     principal.check_served()

@@ -89,8 +89,8 @@ class Services(msgspec.Struct, kw_only=True):
     listener: WorkListener
     spool: Spool
     shipper: Shipper
-    engines: Mapping[str, Engine]
-    """By model name, as of now."""
+    engines: Mapping[str, Mapping[str, Engine]]
+    """By model name and by the replica's name, as of now."""
     rooms: Mapping[str, Sequence[WaitingRoom]] = {}
     """The waiting rooms of upstreams, by model name, as of now."""
     authorization: Authorization
@@ -125,12 +125,14 @@ class Services(msgspec.Struct, kw_only=True):
         if self.readiness.free_bytes is not None:
             self.telemetry.spool_free_bytes.set(self.readiness.free_bytes)
         self.telemetry.spool_quarantined.set(self.readiness.num_quarantined)
-        for engine in self.engines.values():
-            if engine.connected:
-                self.telemetry.engine_status(engine.status)
+        for model, engines in self.engines.items():
+            for replica, engine in engines.items():
+                if engine.connected:
+                    self.telemetry.engine_status(model, replica, engine.status)
         for model, rooms in self.rooms.items():
             self.telemetry.waiting_rooms(model, rooms)
-        self.telemetry.zero_gone(engines=self.engines, rooms=self.rooms)
+        replicas = [(model, each) for model, engines in self.engines.items() for each in engines]
+        self.telemetry.zero_gone(engines=replicas, rooms=self.rooms)
         servers, upstreams = ((), []) if self.mcp is None else self.mcp.health_by_server()
         self.telemetry.mcp_health(servers, upstreams)
         self.telemetry.breakers(

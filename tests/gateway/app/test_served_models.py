@@ -27,7 +27,13 @@ from tests.budget import examples
 
 NAMES = ("a", "b", "c")
 SHAPES = ("", "context_window = 9\n", "max_concurrency = 3\n", "max_concurrency = 4\n")
-ENGINES = ("unix:/tmp/one.sock", "unix:/tmp/two.sock")
+ENGINES = (
+    'engine = "unix:/tmp/one.sock"\n',
+    'engine = "unix:/tmp/two.sock"\n',
+    "",
+    "replicas = 2\n",
+    "replicas = 3\n",
+)
 MAX_LOOKS = 500
 
 
@@ -90,13 +96,13 @@ class ModelsThatComeAndGo(RuleBasedStateMachine):
         return self.clients[-1]  # type: ignore[return-value]
 
     def routes_of(
-        self, model: ModelConfig, settings: Settings, client: Any, rooms: Any, **_: Any
+        self, model: ModelConfig, settings: Settings, clients: Any, rooms: Any, **_: Any
     ) -> list[Route]:
         if self.fails:
             raise OSError("a tokenizer is not there")
-        if client is not None:
-            replica = FarReplica(f"near-{model.name}")
-            return [Route(model=model.name, kind="engine", replicas=(replica,))]  # type: ignore[arg-type]
+        if clients:
+            near: Any = tuple(FarReplica(f"near-{model.name}") for _ in clients)
+            return [Route(model=model.name, kind="engine", replicas=near)]
         self.replicas.append(FarReplica(model.name))
         bounded = tuple(room for room in rooms if room is not None)
         replicas: Any = (self.replicas[-1],)
@@ -109,7 +115,7 @@ class ModelsThatComeAndGo(RuleBasedStateMachine):
             if shape < len(SHAPES):
                 text += f'upstream = "http://h/v1"\n{SHAPES[shape]}'
             else:
-                text += f'path = "models/penny"\nengine = "{ENGINES[shape - len(SHAPES)]}"\n'
+                text += f'path = "models/penny"\n{ENGINES[shape - len(SHAPES)]}'
         path = Path(self.folder.name) / "tollgate.toml"
         path.write_text(text)
         return load({"home": Path(self.folder.name) / "home", "config": path}, {})

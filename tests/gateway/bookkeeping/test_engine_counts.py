@@ -13,7 +13,7 @@ from gateway.bookkeeping.engine_counts import engine_counts
 from gateway.home import Home
 from gateway.settings.models import AdapterConfig, ModelConfig
 
-NEAR = ModelConfig(name="near/by", path=Path("/m"), engine="unix:/e", starts_engine=True)
+NEAR = ModelConfig(name="near/by", path=Path("/m"), engines=("unix:/e",), starts_engine=True)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_a_model_that_is_gone_is_counted_with_the_adapters_that_it_had(home: Hom
     other = ModelConfig(
         name=NEAR.name,
         path=NEAR.path,
-        engine=NEAR.engine,
+        engines=NEAR.engines,
         starts_engine=True,
         adapters=(AdapterConfig(name="art"),),
     )

@@ -23,12 +23,13 @@ def models(folder: Path, text: str) -> dict[str, ModelConfig]:
 
 
 def test_a_version_is_the_same_wherever_its_model_stands(tmp_path: Path) -> None:
-    """Neither the process that it has is part of it, nor with how many it shares the memory."""
+    """Neither the processes that it has are part of it, nor with how many it shares the memory."""
     alone = models(tmp_path, PENNY)["penny"]
     beside = models(tmp_path, FAR + PENNY + PENNY.replace("penny", "other", 1))["penny"]
-    assert alone.engine != beside.engine
-    assert alone.engine_options.kv_cache_fraction != beside.engine_options.kv_cache_fraction
+    assert alone.engines != beside.engines
     assert version_of(alone) == version_of(beside)
+    twice = models(tmp_path, PENNY + "replicas = 2\n")["penny"]
+    assert version_of(alone) == version_of(twice)
 
 
 @pytest.mark.parametrize(

@@ -125,3 +125,37 @@ def test_an_engine_that_cannot_start_refuses_the_settings(up: Up) -> None:
         assert len(up.pids("engine")) == 1 and set(up.pids("engine")) != set(before)
         assert "data: [DONE]" in "\n".join(begin(client, up).iter_lines())
     assert up.end() == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_replicas_serve_while_one_of_them_dies_and_others_come_and_go(up: Up) -> None:
+    up.config.write_text(SETTINGS + PENNY + "replicas = 2\n")
+    up.start()
+    assert up.said().count("KV blocks") == 2
+    pids = up.pids("engine")
+    first, second = pids["engine-1"], pids["engine-2"]
+    with httpx.Client(timeout=START_TIMEOUT_S) as client:
+        for _ in range(4):
+            assert "data: [DONE]" in "\n".join(begin(client, up).iter_lines())
+        os.kill(second, signal.SIGKILL)
+        assert up.ready(), "the other one serves"
+        for _ in range(4):
+            assert "data: [DONE]" in "\n".join(begin(client, up).iter_lines())
+        until(lambda: len(up.pids("engine")) == 2)
+        until(lambda: set(states_of(up, "penny").values()) == {"serving"})
+        up.config.write_text(SETTINGS + PENNY + "replicas = 3\n")
+        grown = command(up, "reload")
+        assert grown.returncode == 0, grown.stderr
+        assert grown.stdout.startswith("~ models.penny.replicas: 2 -> 3\n")
+        assert len(up.pids("engine")) == 3
+        answer = begin(client, up)
+        up.config.write_text(SETTINGS + PENNY)
+        fewer = command(up, "reload")
+        assert fewer.returncode == 0, fewer.stderr
+        assert "The old engines of penny end when they are done." in fewer.stdout
+        rest = "\n".join(answer.iter_lines())
+        assert "data: [DONE]" in rest and '"error"' not in rest
+        until(lambda: list(up.pids("engine").values()) == [first])
+    until(lambda: command(up, "reconcile").stdout.endswith("The books balance.\n"))
+    assert up.end() == 0

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from gateway.home import Home
+from engine.options import EngineOptions
+from gateway.home import Home, engine_number
 from gateway.processes.engine_set import EngineSet, RunningEngine
 from gateway.processes.restarter import Restarter
 from gateway.processes.start_view import IMPORTING, SERVING, EngineStages
@@ -34,10 +35,7 @@ class Engines:
 
     def run(self, text: str) -> list[RunningEngine]:
         """Have the engines of a file run, and return those that it needed anew."""
-        settings = self.read(text)
-        fresh = [self.set._engine(each, settings) for each in self.set._missing(settings.models)]
-        self.set._engines |= {each.address: each for each in fresh}
-        return fresh
+        return self.set._add_missing(self.read(text))
 
 
 @pytest.fixture
@@ -46,8 +44,16 @@ def engines(tmp_path: Path) -> Engines:
 
 
 def addresses(settings: Settings) -> dict[str, str]:
-    found = {each.name: each.engine for each in settings.models if each.engine is not None}
-    return {name: address.rpartition("/")[2] for name, address in found.items()}
+    found = {each.name: " ".join(each.engines) for each in settings.models if each.starts_engine}
+    return {name: shown(sockets) for name, sockets in found.items()}
+
+
+def shown(sockets: str) -> str:
+    return " ".join(each.rpartition("/")[2] for each in sockets.split())
+
+
+def number(engine: RunningEngine) -> int:
+    return engine_number(engine.address)
 
 
 def test_at_first_each_has_the_number_of_its_place(engines: Engines) -> None:
@@ -69,8 +75,7 @@ def test_an_engine_stays_wherever_its_model_stands(engines: Engines, text: str) 
     (penny,) = engines.run(FAR + PENNY)
     settings = engines.read(text)
     assert addresses(settings)["penny"] == "engine-1.sock"
-    (model,) = [each for each in settings.models if each.name == "penny"]
-    assert model.engine_options == penny.model.engine_options
+    assert penny.options.kv_cache_fraction == EngineOptions().kv_cache_fraction
 
 
 @pytest.mark.parametrize(
@@ -85,14 +90,14 @@ def test_an_engine_stays_wherever_its_model_stands(engines: Engines, text: str) 
 def test_another_process_comes_beside_the_old_one(engines: Engines, more: str) -> None:
     (old,) = engines.run(PENNY)
     (new,) = engines.run(PENNY + more)
-    assert (old.number, old.record) == (0, 1) and (new.number, new.record) == (1, 2)
+    assert (number(old), old.record) == (0, 1) and (number(new), new.record) == (1, 2)
     assert engines.set._home.usage_record("penny", new.record).name == "penny@2.record"
     engines.set._retiring[old.address] = engines.set._engines.pop(old.address)
     (back,) = engines.run(PENNY)
-    assert (back.number, back.record) == (2, 3), "what ends still has its socket and its record"
+    assert (number(back), back.record) == (2, 3), "what ends still has its socket and its record"
     del engines.set._retiring[old.address]
     (other,) = engines.run(PENNY + "[engine]\nmax_num_seqs = 6\n")
-    assert (other.number, other.record) == (0, 1)
+    assert (number(other), other.record) == (0, 1)
 
 
 def test_a_share_that_is_written_down_is_no_share_of_what_is_left(engines: Engines) -> None:
@@ -109,10 +114,10 @@ async def test_an_engine_that_was_stopped_gives_its_place_back(engines: Engines)
     new = engines.read(FAR + PENNY + "[engine]\nmax_num_seqs = 5\n")
     assert await engines.set.stop_unwanted(new.models) == ["penny"]
     assert engines.set.all == []
-    for settings, number in ((new, 2), (old, 1)):
-        (model,) = engines.set._missing(settings.models)
-        penny = engines.set._engine(model, settings)
-        assert (penny.number, penny.record) == (number, 1)
+    for settings, expected in ((new, 2), (old, 1)):
+        (penny,) = engines.set._add_missing(settings)
+        assert (number(penny), penny.record) == (expected, 1)
+        del engines.set._engines[penny.address]
 
 
 async def test_each_engine_tells_how_far_its_version_is(
@@ -171,3 +176,27 @@ def test_only_an_engine_that_never_served_is_given_up(engines: Engines) -> None:
     assert restarter.is_final(2) and not restarter.is_final(1)
     engine.is_ready = True
     assert not restarter.is_final(2)
+
+
+def test_replicas_come_beside_and_the_last_go_first(engines: Engines) -> None:
+    """Those that run stay as they are."""
+    (old,) = engines.run(PENNY + OTHER.replace("other", "o"))[:1]
+    grown = PENNY + "replicas = 3\n" + OTHER.replace("other", "o")
+    second, third = engines.run(grown)
+    assert [number(each) for each in (old, second, third)] == [0, 2, 3]
+    assert [each.record for each in (old, second, third)] == [1, 2, 3]
+    settings = engines.read(grown)
+    assert addresses(settings)["penny"] == "engine-0.sock engine-2.sock engine-3.sock"
+    alone = EngineOptions().kv_cache_fraction
+    assert [each.options.kv_cache_fraction for each in (old, second)] == [alone / 2, alone / 4]
+    for address in engines.set._engines:
+        engines.set._watching[address] = None  # type: ignore[assignment]
+    engines.set.watch(settings.models)
+    assert old.options == third.options, "its next start gives it its share"
+    assert (old.name, third.name) == ("penny/0", "penny/3")
+    fewer = engines.read(PENNY + "replicas = 2\n" + OTHER.replace("other", "o"))
+    assert addresses(fewer)["penny"] == "engine-0.sock engine-2.sock"
+    gone = engines.set._part_with_unwanted(fewer.models)
+    assert gone == [third] and third.look().state == "draining"
+    other = engines.read(PENNY + "replicas = 2\n[engine]\nmax_num_seqs = 5\n")
+    assert addresses(other)["penny"] == "engine-4.sock engine-5.sock", "all of them are others"

@@ -18,6 +18,7 @@ from gateway.settings.live import LiveSettings, live_part, with_live_part
 from gateway.settings.load import Settings, load
 
 FAR = '[[model]]\nname = "far"\nupstream = "http://127.0.0.1:1/v1"\n'
+PENNY = '[[model]]\nname = "penny"\npath = "models/penny"\n'
 TWO = """[[model]]
 name = "far"
 [[model.replica]]
@@ -75,6 +76,17 @@ def test_what_a_process_fixes_stays_as_it_was(tmp_path: Path) -> None:
         (FAR, FAR, []),
         (FAR, "port = 9\n" + FAR, [("~ port: 8000 -> 9", "restart")]),
         (FAR, "workers = 3\n" + FAR, [("~ workers: 1 -> 3", "workers")]),
+        (PENNY, PENNY + "replicas = 2\n", [("+ models.penny.replicas = 2", "live")]),
+        (
+            PENNY + "replicas = 3\n",
+            PENNY + "replicas = 2\n",
+            [("~ models.penny.replicas: 3 -> 2", "live")],
+        ),
+        (
+            PENNY,
+            PENNY + 'engine = "tcp:box:9000"\n',
+            [('+ models.penny.engine = "tcp:box:9000"', "live")],
+        ),
         (
             FAR,
             FAR + "context_window = 9\n",

@@ -92,7 +92,7 @@ def test_nothing_configured_serves_penny_on_loopback(tmp_path: Path) -> None:
     assert found.plans == (DEFAULT_PLAN,)
     (penny,) = found.models
     assert penny.name == "penny" and penny.path == PACKAGE_ROOT / "models" / "penny"
-    assert penny.starts_engine and penny.engine == f"unix:{Home(found.home).engine_socket(0)}"
+    assert penny.starts_engine and penny.engines == (f"unix:{Home(found.home).engine_socket(0)}",)
 
 
 def test_the_sample_file_says_what_the_defaults_are() -> None:
@@ -266,7 +266,7 @@ def test_a_model_folder_stands_in_for_all_configured_ones(tmp_path: Path, given_
 def test_an_engine_that_runs_elsewhere_is_not_started() -> None:
     write('[[model]]\nname = "penny"\npath = "models/penny"\nengine = "tcp:engine:9000"')
     (model,) = load({}, {}).models
-    assert (model.engine, model.starts_engine) == ("tcp:engine:9000", False)
+    assert (model.engines, model.starts_engine) == (("tcp:engine:9000",), False)
 
 
 GOOD = "QUJD" * 11

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ from engine import __main__ as engine_main
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.options import EngineOptions, Option, engine_options
+from gateway.home import engine_number
 from gateway.settings.file import SettingsError
 from gateway.settings.load import SavedSettings, load, restore, save
-from gateway.settings.models import PACKAGE_ROOT, override, share_kv_cache
+from gateway.settings.models import PACKAGE_ROOT, options_beside, override
+
+ONE = "[[model]]\nname = 'one'\npath = 'one'\n"
+TWO = "[[model]]\nname = 'two'\npath = 'two'\n"
 
 
 @pytest.fixture(autouse=True)
@@ -110,20 +115,16 @@ engine = "tcp:h:1"
 def test_a_models_own_engine_options_stand_over_those_of_all() -> None:
     write(SEVERAL)
     one, two, three, four = (model.engine_options for model in load({}, {}).models)
-    both = EngineOptions().kv_cache_fraction / 2
-    assert one == EngineOptions(
-        dtype="bfloat16", seed=7, prefix_caching=False, kv_cache_fraction=both
-    )
+    assert one == EngineOptions(dtype="bfloat16", seed=7, prefix_caching=False)
     assert two == EngineOptions(
         dtype="float32",
         seed=7,
         prefix_caching=True,
         speculative="ngram",
         num_draft_tokens=2,
-        kv_cache_fraction=both,
     )
     assert "--no-prefix-caching" not in two.to_flags()
-    assert three == msgspec.structs.replace(one, kv_cache_fraction=0.1), "its own, not shared"
+    assert three == msgspec.structs.replace(one, kv_cache_fraction=0.1)
     assert four == EngineOptions()
 
 
@@ -219,13 +220,65 @@ def test_adapters_are_models_by_name(tmp_path: Path) -> None:
     assert restore(tmp_path / "settings.json").settings == found
 
 
+def shares(text: str) -> dict[str, tuple[float, int | None]]:
+    """Return the fraction of memory and the threads that an engine of each model is started
+    with."""
+    write(text)
+    models = load({}, {}).models
+    found = {each.name: options_beside(each, models, num_cores=8) for each in models}
+    return {name: (it.kv_cache_fraction, it.num_threads) for name, it in found.items()}
+
+
 def test_engines_that_start_together_share_the_free_memory() -> None:
     alone = EngineOptions().kv_cache_fraction
-    assert share_kv_cache({}, 1) == {"kv_cache_fraction": alone}
-    assert share_kv_cache({"seed": 1}, 4) == {"seed": 1, "kv_cache_fraction": alone / 4}
-    assert share_kv_cache({"kv_cache_fraction": 0.9}, 3) == {"kv_cache_fraction": 0.9 / 3}
-    for asked in ({"kv_cache_bytes": 1 << 30}, {"num_blocks": 64}):
-        assert share_kv_cache(asked, 4) == asked
+    assert shares(ONE) == {"one": (alone, None)}
+    assert shares(ONE + TWO) == {"one": (alone / 2, None), "two": (alone / 2, None)}
+    assert shares("[engine]\nkv_cache_fraction = 0.9\n" + ONE)["one"] == (0.9, None)
+    far = "[[model]]\nname = 'far'\nupstream = 'http://h/v1'\n"
+    assert shares(ONE + far)["one"] == (alone, None)
+
+
+def test_replicas_share_memory_and_processors() -> None:
+    alone = EngineOptions().kv_cache_fraction
+    twice = ONE + "replicas = 2\n"
+    assert shares(twice + TWO) == {"one": (alone / 3, 4), "two": (alone / 3, None)}
+    assert shares(ONE + "replicas = 9\n")["one"] == (alone / 9, 1)
+    own = twice + "[model.engine_options]\nkv_cache_fraction = 0.5\nnum_threads = 3\n"
+    assert shares(own + TWO) == {"one": (0.25, 3), "two": (alone, None)}
+    for size in ("kv_cache_bytes = 1073741824", "num_blocks = 64"):
+        sized = twice + f"[model.engine_options]\n{size}\n"
+        assert shares(sized)["one"] == (alone, 4), "each has that size"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (ONE + "replicas = 0", "expected `int` >= 1"),
+        (ONE + "replicas = -2", "expected `int` >= 1"),
+        (ONE + "replicas = 65", "expected `int` <= 64"),
+        (ONE + "replicas = 'two'", "expected `int | null`, got `str`"),
+        (ONE + "engine = 'tcp:h:1'\nreplicas = 2", "only for an engine that is started here"),
+        (
+            "[[model]]\nname = 'far'\nupstream = 'http://h/v1'\nreplicas = 2",
+            "only for a model with a path",
+        ),
+    ],
+)
+def test_a_wrong_number_of_replicas_is_named(text: str, complaint: str) -> None:
+    write(text)
+    with pytest.raises(SettingsError, match=re.escape(f"model[0].replicas: {complaint}")):
+        load({}, {})
+
+
+def test_engines_of_a_model_have_numbers_of_their_own() -> None:
+    write(ONE + "replicas = 3\n" + TWO + "replicas = 2\n")
+    one, two = load({}, {}).models
+    assert [list(map(engine_number, each.engines)) for each in (one, two)] == [[0, 2, 3], [1, 4]]
+    assert [two.replica_name(each) for each in two.engines] == ["two/1", "two/4"]
+    assert two.replica_name(two.engines[1], "law") == "law/4"
+    write(ONE)
+    [one] = load({}, {}).models
+    assert one.replica_name(*one.engines) == "one"
 
 
 @pytest.mark.parametrize("fraction", [0, -0.1, 1.1])

@@ -27,7 +27,8 @@ from tests.option_table import option_table
 Path("tollgate.toml").write_text("[engine]\\nstep_patience = 5\\n")
 settings = load({}, {})
 record = Home(settings.home).usage_record("m")
-command = engine_command(settings.models[0], record, settings)
+[model] = settings.models
+command = engine_command(model, *model.engines, model.engine_options, record, settings)
 print(" ".join(command[command.index("--step-patience"):][:2]))
 print(engine_main._config(engine_main._parser().parse_args(command[3:])).step_patience)
 MODEL = "[[model]]\\nname = 'm'\\npath = 'm'\\n[model.engine_options]\\n"

@@ -33,7 +33,9 @@ async def scrape(folder: Path, shared: Path) -> None:
         generation=SimpleNamespace(open_calls={}),
         spool=SimpleNamespace(backlog=0, lag_s=lambda now: 0.0),
         shipper=SimpleNamespace(alarms=SimpleNamespace(conflicts=0, refused=0)),
-        engines={"m": SimpleNamespace(connected=True, status=FakeCore(FAKE_CONFIG).status())},
+        engines={
+            "m": {"m": SimpleNamespace(connected=True, status=FakeCore(FAKE_CONFIG).status())}
+        },
         rooms={"m": [WaitingRoom(1), WaitingRoom(1)]},
     )
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]

@@ -95,11 +95,12 @@ async def test_the_settings_may_name_the_form_of_a_models_output(
     config = ModelConfig(
         name="m",
         path=model_folder,
+        engines=("unix:/engine-0.sock",),
         chat_template=template,
         tool_call_parser="llama3_json",
         reasoning_parser="think",
     )
-    [route] = engine_routes(config, engine, threads, unheard)
+    [route] = engine_routes(config, [engine], threads, unheard)
     replica = route.replicas[0]
     prepared = await replica.prepare(chat(tools=[F], tool_choice="required"))
     grammar = prepared.payload.request.sampling.grammar

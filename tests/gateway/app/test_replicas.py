@@ -1,0 +1,178 @@
+"""A model of several engines under traffic: engines come, die and go, and no request fails that
+was not at one that was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.options import EngineOptions
+from engine.transport import usage_record
+from engine.transport.client import EngineClient
+from gateway.app.served_models import ServedModels
+from gateway.fleet.engine.kept_prefixes import unheard
+from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.home import Home
+from gateway.processes import engine_set
+from gateway.processes.engine_set import EngineSet, RunningEngine
+from gateway.settings.load import Settings, load
+from gateway.settings.models import ModelConfig
+from gateway.wire.openai.from_chat import from_openai
+from tests.scratch import scratch_for_a_while
+
+PENNY = '[[model]]\nname = "penny"\npath = "models/penny"\n'
+NUM_TOKENS = 20
+BODY = msgspec.json.encode(
+    {
+        "model": "penny",
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": NUM_TOKENS,
+        "ignore_eos": True,
+    }
+)
+CLIENTS = 4
+WAIT_S = 60.0
+ENGINE = """
+    import asyncio, signal, sys, time
+    from pathlib import Path
+    from engine.fake.engine import FAKE_CONFIG, FakeCore
+    from engine.transport.server import EngineServer
+    from engine.transport.usage_record import UsageRecord
+
+    class UnhurriedCore(FakeCore):
+        def step(self):
+            time.sleep(0.002)  # several requests are under way whenever something changes
+            return super().step()
+
+    async def serve(core, record):
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        await EngineServer(core, sys.argv[1], record).serve(stop, drain_timeout_s=1)
+
+    record = UsageRecord(Path(sys.argv[2]))
+    asyncio.run(serve(UnhurriedCore(FAKE_CONFIG, vocab_size=4096), record))
+    record.close()
+"""
+
+
+def fake_command(
+    model: ModelConfig, address: str, options: EngineOptions, record: Path, settings: Settings
+) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(ENGINE), address, str(record)]
+
+
+class Installation:
+    """The engines of a home, and one worker's models over them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home = folder, Home(folder / "home")
+        self.home.create()
+        self.engines = EngineSet(self.home)
+        self.threads = PrepareThreads()
+        self.models = ServedModels(lambda _, address: EngineClient(address), self.threads, unheard)
+        self.num_done = 0
+
+    async def take_up(self, text: str) -> None:
+        """Put a file in force as a reload does: what it wants beside what there is, then what
+        nobody wants any more."""
+        path = self.folder / "tollgate.toml"
+        path.write_text(text)
+        read = load({"config": path, "home": self.home.root}, {})
+        settings = msgspec.structs.replace(read, models=self.engines.place(read.models))
+        await self.engines.until_ready(await self.engines.begin(settings))
+        self.models.swap(await self.models.prepare(settings, wait_s=WAIT_S))
+        self.engines.watch(settings.models)
+        self.engines.retire(settings.models, lambda: self.models.clients)
+
+    async def ask(self) -> None:
+        """Generate once, as a request does: it holds its route until it is done."""
+        route = self.models.fleet.routes[0]
+        replica = self.models.fleet.order(route)[0]
+        prepared = await replica.prepare(from_openai(BODY, "vllm"))
+        attempt = os.urandom(8).hex()
+        async for event in replica.stream(prepared, attempt_id=attempt, cache_salt=""):
+            last = event
+        assert last.usage is not None and last.usage.output == NUM_TOKENS
+        await replica.acknowledge(attempt)
+        self.num_done += 1
+
+    async def ask_on(self) -> None:
+        while True:
+            await self.ask()
+
+    @asynccontextmanager
+    async def traffic(self) -> AsyncIterator[None]:
+        """Let clients ask on and on; within, each request has to succeed."""
+        async with asyncio.TaskGroup() as group:
+            clients = [group.create_task(self.ask_on()) for _ in range(CLIENTS)]
+            yield
+            while clients:
+                clients.pop().cancel()
+
+    def running(self) -> dict[str, RunningEngine]:
+        return {each.restarter.name: each for each in self.engines.all}
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    async def until_all_have_worked(self) -> None:
+        """Wait until each engine has generated something since now."""
+        clients = self.models.engines["penny"].values()
+        before = [each.status.generated_tokens for each in clients]
+        await self.until(
+            lambda: all(
+                each.status.generated_tokens > old
+                for each, old in zip(clients, before, strict=True)
+            )
+        )
+
+    async def close(self) -> None:
+        await self.models.close()
+        await self.engines.stop(1)
+        self.threads.close()
+
+
+@pytest.fixture
+async def here(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Installation]:
+    monkeypatch.setattr(engine_set, "engine_command", fake_command)
+    with scratch_for_a_while() as folder:
+        made = Installation(Path(folder))
+        yield made
+        await made.close()
+
+
+async def test_engines_come_die_and_go_under_traffic(here: Installation) -> None:
+    await here.take_up(PENNY)
+    async with here.traffic():
+        await here.take_up(PENNY + "replicas = 3\n")
+        assert list(here.models.engines["penny"]) == ["penny/0", "penny/1", "penny/2"]
+        await here.until_all_have_worked()
+    killed, client = here.running()["engine-1"], here.models.engines["penny"]["penny/1"]
+    assert killed.restarter.child is not None
+    before = client.status.engine_id
+    killed.restarter.child.send_signal(signal.SIGKILL)
+    await here.until(lambda: not client.connected)
+    for _ in range(CLIENTS):
+        await here.ask()  # at the others
+    await here.until(lambda: client.connected and client.status.engine_id != before)
+    async with here.traffic():
+        await here.until_all_have_worked()
+        await here.take_up(PENNY + "replicas = 1\n")
+        await here.until(lambda: list(here.running()) == ["engine-0"])
+        done = here.num_done
+        await here.until(lambda: here.num_done > done + CLIENTS)
+    await here.close()
+    records = here.home.usage_records()["penny"]
+    readings = [usage_record.read(path) for path in records]
+    assert len(readings) == 3 and all(each.acknowledged.requests for each in readings)
