@@ -11,11 +11,14 @@ stream rests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
+from engine.config import BLOCK_SIZE
+from engine.prefix_digests import SPAN_BLOCKS, span_keys
 from engine.protocol import Lane, LaneStatus
 from gateway.fleet.engine.prefix_memory import PrefixMemory
 from gateway.fleet.errors import ReplicaOverloaded
@@ -76,7 +79,9 @@ class SimulatedAdmission:
     ) -> Refused | None:
         """Why request `name` may not pass, or None: it may, and what it needs is reserved. status:
         of its lane, as the engine last said it."""
-        left = len(prompt) - self._sent.cached_tokens(salt, prompt)
+        spans = span_keys(salt, prompt, BLOCK_SIZE)
+        num_cached = SPAN_BLOCKS * BLOCK_SIZE * self._sent.spans_sent(spans, within_s=math.inf)
+        left = len(prompt) - min(num_cached, len(prompt) - 1)
         priority, scopes, keys = self._known_of(tenant, lane)
         try:
             refuse_what_comes_too_late(priority, first_token_s(status, left))
@@ -88,7 +93,7 @@ class SimulatedAdmission:
             if self._buckets.admit(keys, scopes, units) is not None:
                 return "limit"
             self._open[name] = _Reserved(tenant, keys, scopes, units)
-        self._sent.sent(salt, prompt)
+        self._sent.sent(spans, SPAN_BLOCKS * BLOCK_SIZE)
         return None
 
     def settle(self, name: str, prompt: int, written: int) -> None:

@@ -17,6 +17,7 @@ What is read is a guess: an engine may have evicted it since, and may have compu
 
 from __future__ import annotations
 
+import math
 import mmap
 import time
 from collections.abc import Callable, Sequence
@@ -125,13 +126,18 @@ class KvIndex:
                 mask ^= lowest
         return [longest.get(place, 0) for place in places]
 
+    @property
+    def silent_s(self) -> float:
+        """Return for how long its writer was not heard of; infinite where there is no table."""
+        words = self._current()
+        return math.inf if words is None else max(0.0, time.time() - words[AT_TOLD_MS] / 1e3)
+
     def state(self) -> IndexState | None:
         """Return how the index is; None: there is none."""
         words = self._current()
         if words is None:
             return None
-        silent_s = max(0.0, time.time() - words[AT_TOLD_MS] / 1e3)
-        return IndexState(words[AT_SPANS], words[AT_LAG_US] / 1e6, silent_s)
+        return IndexState(words[AT_SPANS], words[AT_LAG_US] / 1e6, self.silent_s)
 
     def _current(self) -> memoryview | None:
         words = self._words

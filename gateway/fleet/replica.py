@@ -58,9 +58,10 @@ class Replica(Protocol):
     weight: int
 
     async def prepare(
-        self, request: GenerateRequest, priority: Priority = ANYBODYS
+        self, request: GenerateRequest, priority: Priority = ANYBODYS, cache_salt: str = ""
     ) -> PreparedRequest:
-        """Translate and count, off the event loop and in its turn where it is heavy.
+        """Translate and count, off the event loop and in its turn where it is heavy. `cache_salt`:
+        as `stream` is given it.
 
         Raises: BadField (names the field), ContextTooLong, NoSlot.
         """

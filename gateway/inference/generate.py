@@ -108,7 +108,9 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
     replicas = services.fleet.order(route, affinity(call.request, call.principal))
     stages = call.meter.stages
     with stages.begin("prepare", replicas[0].name):
-        prepared = await replicas[0].prepare(call.request, call.priority)
+        prepared = await replicas[0].prepare(
+            call.request, call.priority, services.cache_salts(call.principal.org_id)
+        )
     if delivery.abandoned:
         return
     predicted_s = replicas[0].predicted_ttft_s(prepared, call.priority)
@@ -188,7 +190,8 @@ async def attempt_in_order(
         try:
             if position:
                 with call.meter.stages.begin("prepare", replica.name):
-                    other = await replica.prepare(call.request, call.priority)
+                    salt = services.cache_salts(record.org)
+                    other = await replica.prepare(call.request, call.priority, salt)
                 prepared = within_what_is_held(replica, other, prepared)
                 record = msgspec.structs.replace(record, id=uuid7_text())
             outcome = await ReplicaAttempt(

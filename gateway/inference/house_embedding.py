@@ -61,7 +61,7 @@ class HouseEmbedding:
         body = msgspec.json.encode({"model": self._model, "input": texts})
         request = EMBEDDINGS.read(body, route.dialect)
         replica = services.fleet.order(route)[0]
-        prepared = await replica.prepare(request, PRIORITY)
+        prepared = await replica.prepare(request, PRIORITY, services.cache_salts(HOUSE))
         record = msgspec.structs.replace(
             house_attempt(uuid7_text(), self._model, services.price_book), lane=PRIORITY.lane
         )

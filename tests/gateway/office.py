@@ -75,7 +75,7 @@ class ScriptedReplica:
         self.predicted_s: float | None = None
 
     async def prepare(
-        self, request: GenerateRequest, priority: Priority = ANYBODYS
+        self, request: GenerateRequest, priority: Priority = ANYBODYS, cache_salt: str = ""
     ) -> PreparedRequest:
         return PreparedRequest(
             request=request,

@@ -44,6 +44,8 @@ class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
     """The grammar that the output must follow."""
     rendered: RenderedPrompt | None = None
     """The rendered prompt of a conversation."""
+    span_keys: tuple[int, ...] = ()
+    """The keys of its first prompt's spans (`engine.prefix_digests`)."""
 
 
 def check_token_ids(prompt: OutputOptions, vocab_size: int) -> None:

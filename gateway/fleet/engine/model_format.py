@@ -58,6 +58,8 @@ class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """The grammar that the output must follow after its reasoning."""
     kept: Prefixes = NO_PREFIXES
     """The prefixes of the prompt to keep in the cache."""
+    span_keys: tuple[int, ...] = ()
+    """The keys of its spans (`engine.prefix_digests`), where somebody asked for them."""
 
 
 class ModelFormat:

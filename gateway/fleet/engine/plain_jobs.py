@@ -13,6 +13,7 @@ import msgspec
 
 from billing.cache_contracts import ContractName
 from engine.errors import InvalidRequest
+from engine.prefix_digests import span_keys
 from engine.protocol import EngineOutput, EngineRequest, ReplicaStatus
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.completion_text import CompletionText
@@ -64,8 +65,10 @@ class PlainJobs:
         prompt: CompletionPrompt,
         status: ReplicaStatus,
         priority: Priority,
+        namespace: str,
     ) -> PreparedRequest:
-        """Raises: BadField, ContextTooLong, NoSlot."""
+        """`namespace`: within which it may find its prefix cached. Raises: BadField,
+        ContextTooLong, NoSlot."""
         asked = prompt.max_tokens
         assert asked is not None, "who names none is given the default"
         check_token_ids(prompt, status.vocab_size)
@@ -102,6 +105,9 @@ class PlainJobs:
                 ),
                 param_names=names,
                 form=prompt.form,
+                span_keys=await self._threads.run(
+                    priority, len(found[0]), span_keys, namespace, found[0], status.block_size
+                ),
             ),
         )
 

@@ -1,27 +1,29 @@
-"""Remembers what an engine has probably cached: prefixes of prompts that this gateway has sent it
-lately.
+"""Remembers what an engine has probably cached: spans of prompts that this gateway has sent it
+lately, by their keys (`engine.prefix_digests`), which no other tenant's prompt has.
 
-It is a guess, in chunks of CHUNK_TOKENS: the engine may have evicted them, and knows what other
-gateways have sent. Prefixes are told apart by namespace (RFC 7693's BLAKE2b over namespace and
-tokens), as in the engine.
+It is a guess: the engine may have evicted them, and knows what other gateways have sent.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Sequence
-from hashlib import blake2b
+import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gateway.lru import Lru
 
-CHUNK_TOKENS = 128
-MAX_CHUNKS = 65_536
-"""The bound on remembered chunks: 16 bytes each, plus the mapping's overhead."""
+MAX_SPANS = 65_536
+"""The bound on remembered spans: 8 bytes each, plus the mapping's overhead."""
+
+
+class SentPrompt(NamedTuple):
+    engine_id: str = ""
+    """The engine's process that it went to."""
+    sent_s: float = 0.0
 
 
 class EarlierPrompt(NamedTuple):
-    """The front of a prompt that was known when it was sent: so many tokens of it, in whole chunks,
+    """The front of a prompt that was known when it was sent: so many tokens of it, in whole spans,
     and the engine's process that the last of them went to."""
 
     tokens: int = 0
@@ -29,38 +31,33 @@ class EarlierPrompt(NamedTuple):
 
 
 class PrefixMemory:
-    def __init__(self) -> None:
-        self._known: Lru[bytes, str] = Lru(MAX_CHUNKS)
+    """Keeps what was sent to one engine. `clock`: monotonic seconds."""
 
-    def sent(self, namespace: str, token_ids: Sequence[int], engine_id: str = "") -> EarlierPrompt:
-        """Remember it."""
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._known: Lru[int, SentPrompt] = Lru(MAX_SPANS)
+        self._clock = clock
+
+    def sent(self, keys: Sequence[int], span_tokens: int, engine_id: str = "") -> EarlierPrompt:
+        """Remember the prompt that has these keys."""
         before, goes_on = EarlierPrompt(), True
-        for digest in _chain(namespace, token_ids):
-            known = self._known.get(digest) if goes_on else None
+        prompt = SentPrompt(engine_id, self._clock())
+        for key in keys:
+            known = self._known.get(key) if goes_on else None
             if known is None:
                 goes_on = False
             else:
-                before = EarlierPrompt(before.tokens + CHUNK_TOKENS, known)
-            self._known.put(digest, engine_id)
+                before = EarlierPrompt(before.tokens + span_tokens, known.engine_id)
+            self._known.put(key, prompt)
         return before
 
-    def cached_tokens(self, namespace: str, token_ids: Sequence[int]) -> int:
-        """Count the cached tokens at the front of these, in whole chunks; the last token is always
-        computed."""
-        found = 0
-        for digest in _chain(namespace, token_ids):
-            if digest not in self._known:
-                break
-            found += CHUNK_TOKENS
-        return min(found, max(0, len(token_ids) - 1))
-
-
-def _chain(namespace: str, token_ids: Sequence[int]) -> Iterator[bytes]:
-    """Yield one digest for each whole chunk, of it and all before it."""
-    if len(token_ids) < CHUNK_TOKENS:
-        return
-    digest = blake2b(namespace.encode(), digest_size=16).digest()
-    for start in range(0, len(token_ids) - CHUNK_TOKENS + 1, CHUNK_TOKENS):
-        chunk = array("I", token_ids[start : start + CHUNK_TOKENS])
-        digest = blake2b(chunk.tobytes(), key=digest, digest_size=16).digest()
-        yield digest
+    def spans_sent(
+        self, keys: Sequence[int], first: int = 0, *, engine_id: str = "", within_s: float
+    ) -> int:
+        """Count the spans at a prompt's front that went to this process lately. `first`: so many of
+        them are cached for certain."""
+        since_s = self._clock() - within_s
+        for position in range(first, len(keys)):
+            known = self._known.get(keys[position])
+            if known is None or known.engine_id != engine_id or known.sent_s < since_s:
+                return position
+        return len(keys)

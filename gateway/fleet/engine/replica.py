@@ -23,13 +23,22 @@ from engine.errors import (
     GrammarExhausted,
     InvalidRequest,
 )
-from engine.protocol import Breakpoint, EngineOutput, EngineRequest, ReplicaStatus, Usage
+from engine.prefix_digests import SPAN_BLOCKS, span_keys
+from engine.protocol import (
+    Breakpoint,
+    EngineOutput,
+    EngineRequest,
+    ReplicaStatus,
+    Usage,
+    cache_namespace,
+)
 from engine.text.chat_template import ChatTemplate
 from engine.text.output_parser.output_format import OutputFormat
 from engine.text.tokenizer import Tokenizer
 from engine.transport.client import Engine
 from foundation.request_context import LOG_CONTEXT
 from gateway.fleet.engine.cache_outcome import Circumstances, outcome_of, prefix_digest
+from gateway.fleet.engine.cached_prefixes import cached_tokens
 from gateway.fleet.engine.choice_text import GenerationText
 from gateway.fleet.engine.folder_options import NO_OPTIONS, FolderOptions
 from gateway.fleet.engine.job import EngineJob, check_token_ids, ends_of, to_sampling
@@ -52,6 +61,7 @@ from gateway.fleet.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
 )
+from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import INLINE_CHARS, PrepareThreads
 from gateway.fleet.replica import ANYBODYS, InTokens, MessagePlace, PreparedRequest, ReplicaHealth
 from gateway.generate_request import ChatPrompt, GenerateRequest, ToTokenize, WrittenIds, bounded_to
@@ -93,7 +103,9 @@ class EngineReplica:
         on_asked: OnAsked = unheard,
         output_format: OutputFormat | None = None,
         options: FolderOptions = NO_OPTIONS,
+        index: KvIndex | None = None,
     ) -> None:
+        """`index`: None: nobody says which of several engines has what cached."""
         self.name = name
         self._model = model or name
         self._options = options
@@ -101,7 +113,7 @@ class EngineReplica:
         self._adapter = adapter
         self._cache_contract = cache_contract
         self._on_asked = on_asked
-        self._sent = PrefixMemory()
+        self.sent, self.index = PrefixMemory(), index
         self._client = client
         self._tokenizer = tokenizer
         tokenizer.fewest_tokens_in("")  # the vocabulary is looked through now, not at a request
@@ -127,6 +139,11 @@ class EngineReplica:
             num_running=status.num_running,
             num_waiting=status.num_waiting,
         )
+
+    @property
+    def status(self) -> ReplicaStatus | None:
+        """Return what its engine said last; None: it is away."""
+        return self._client.status if self._client.connected else None
 
     @property
     def max_model_len(self) -> int | None:
@@ -157,16 +174,18 @@ class EngineReplica:
         await self._client.acknowledge(attempt_id)
 
     async def prepare(
-        self, request: GenerateRequest, priority: Priority = ANYBODYS
+        self, request: GenerateRequest, priority: Priority = ANYBODYS, cache_salt: str = ""
     ) -> PreparedRequest:
-        status = self._status()
+        status, namespace = self._status(), cache_namespace(cache_salt, self._adapter)
         if request.embedding is not None:
             return await self._plain.to_embed(request, request.embedding, status, priority)
         if not status.generates:
             raise makes_embeddings_only(request.model)
         if request.completion is not None:
-            return await self._plain.to_complete(request, request.completion, status, priority)
-        return await self._prepare_chat(request, status, priority)
+            return await self._plain.to_complete(
+                request, request.completion, status, priority, namespace
+            )
+        return await self._prepare_chat(request, status, priority, namespace)
 
     async def tokenize(self, asked: ToTokenize, priority: Priority) -> InTokens:
         status = self._status()
@@ -191,24 +210,28 @@ class EngineReplica:
         return found if self._format is None else {**found, "chat_template": self._format.source}
 
     async def _prepare_chat(
-        self, request: GenerateRequest, status: ReplicaStatus, priority: Priority
+        self, request: GenerateRequest, status: ReplicaStatus, priority: Priority, namespace: str
     ) -> PreparedRequest:
         prompt = request.prompt
         assert prompt is not None, "a request for an upstream"
         form = self._format_of_chats()
         self._refuse_the_hopeless(prompt, status.max_model_len)
         form.check(prompt)
-        block_size = status.block_size if self._cache_contract == "explicit" else None
         rendered = await self._threads.run(
-            priority,
-            prompt_size(prompt),
-            form.render,
-            prompt,
-            status.max_model_len,
-            block_size,
+            priority, prompt_size(prompt), self._render, form, prompt, status, namespace
         )
         check_token_ids(prompt, status.vocab_size)
         return self._to_prepared(request, prompt, rendered, status)
+
+    def _render(
+        self, form: ModelFormat, prompt: ChatPrompt, status: ReplicaStatus, namespace: str
+    ) -> RenderedPrompt:
+        """Raises BadField, ContextTooLong."""
+        size = status.block_size
+        keeps = self._cache_contract == "explicit"
+        rendered = form.render(prompt, status.max_model_len, size if keeps else None)
+        keys = span_keys(namespace, rendered.token_ids, size)
+        return msgspec.structs.replace(rendered, span_keys=keys)
 
     async def count(self, request: GenerateRequest, priority: Priority = ANYBODYS) -> int:
         prompt = request.prompt
@@ -234,9 +257,8 @@ class EngineReplica:
         if lane is None or not lane.prefill_tokens_per_s:
             return None
         assert isinstance(prepared.payload, EngineJob)
-        token_ids = prepared.payload.request.prompt_token_ids
-        left = len(token_ids) - self._sent.cached_tokens(priority.tenant, token_ids)
-        return first_token_s(lane, left)
+        (cached,) = cached_tokens(prepared, [self])
+        return first_token_s(lane, len(prepared.payload.request.prompt_token_ids) - cached)
 
     async def stream(
         self,
@@ -324,13 +346,14 @@ class EngineReplica:
         self, job: EngineJob, request: GenerateRequest, priority: Priority
     ) -> Circumstances:
         """Return the circumstances of the job, and remember that it was sent."""
-        status = self._client.status if self._client.connected else None
+        status = self.status
         engine_id = "" if status is None else status.engine_id
+        block_size = 0 if status is None else status.block_size
         return Circumstances(
             contract=self._cache_contract,
-            block_size=0 if status is None else status.block_size,
+            block_size=block_size,
             engine_id=engine_id,
-            before=self._sent.sent(priority.tenant, job.request.prompt_token_ids, engine_id),
+            before=self.sent.sent(job.span_keys, SPAN_BLOCKS * block_size, engine_id),
             breakpoints=job.prefixes.breakpoints,
             is_marked=request.prompt is not None and bool(request.prompt.breakpoints),
             is_looked_for=status is not None and job.request.sampling.prompt_logprobs is None,
@@ -382,6 +405,7 @@ class EngineReplica:
                 prefixes=kept,
                 form=rendered.form,
                 rendered=rendered,
+                span_keys=rendered.span_keys,
             ),
         )
 

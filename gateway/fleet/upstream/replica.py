@@ -167,8 +167,9 @@ class UpstreamReplica:
         )
 
     async def prepare(
-        self, request: GenerateRequest, priority: Priority = ANYBODYS
+        self, request: GenerateRequest, priority: Priority = ANYBODYS, cache_salt: str = ""
     ) -> PreparedRequest:
+        """`cache_salt` makes no difference: the upstream decides on its cache."""
         if request.plain is not None:
             return await self._prepare_plain(request, request.plain, priority)
         body = self._to_body(request)

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -550,9 +551,9 @@ async def test_a_deadline_that_passes_before_anything_ran_costs_nothing(
     replica, may_prepare = ScriptedReplica(), asyncio.Event()
     prepare = replica.prepare
 
-    async def slow(request: GenerateRequest, priority: Priority) -> PreparedRequest:
+    async def slow(*asked: Any) -> PreparedRequest:
         await may_prepare.wait()
-        return await prepare(request, priority)
+        return await prepare(*asked)
 
     monkeypatch.setattr(replica, "prepare", slow)
     office = open_office(replica)
@@ -573,10 +574,10 @@ class SlowlyPrepared(ScriptedReplica):
         self.priorities: list[Priority] = []
 
     async def prepare(
-        self, request: GenerateRequest, priority: Priority = ANYBODYS
+        self, request: GenerateRequest, priority: Priority = ANYBODYS, cache_salt: str = ""
     ) -> PreparedRequest:
         await asyncio.sleep(self.PREPARE_S)
-        return await super().prepare(request, priority)
+        return await super().prepare(request, priority, cache_salt)
 
     def stream(
         self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, priority: Priority

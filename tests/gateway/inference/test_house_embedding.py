@@ -36,7 +36,7 @@ class Replica:
     def health(self) -> Any:
         return SimpleNamespace(available=True, num_running=0, num_waiting=0, backlog=0.0)
 
-    async def prepare(self, request: Any, priority: Any) -> PreparedRequest:
+    async def prepare(self, request: Any, priority: Any, cache_salt: str) -> PreparedRequest:
         assert (priority.lane, priority.tenant) == ("batch", HOUSE)
         return PreparedRequest(
             request=request,

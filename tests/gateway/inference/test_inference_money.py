@@ -35,10 +35,10 @@ class Careful(ScriptedReplica):
     """Says as much as it may."""
 
     async def prepare(
-        self, request: GenerateRequest, priority: Priority = ANYBODYS
+        self, request: GenerateRequest, priority: Priority = ANYBODYS, cache_salt: str = ""
     ) -> PreparedRequest:
         assert request.prompt is not None
-        found = await super().prepare(request, priority)
+        found = await super().prepare(request, priority, cache_salt)
         given = request.prompt.max_tokens
         self.length = min(self.length, given or ROOM)
         return msgspec.structs.replace(

@@ -28,7 +28,7 @@ from gateway.fleet.engine.cache_outcome import (
     text_digest,
 )
 from gateway.fleet.engine.model_format import ModelFormat
-from gateway.fleet.engine.prefix_memory import CHUNK_TOKENS, EarlierPrompt
+from gateway.fleet.engine.prefix_memory import EarlierPrompt
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import MessagePlace
@@ -44,7 +44,7 @@ from gateway.lanes import Priority
 from gateway.wire.openai.from_chat import from_openai
 from tests.budget import examples
 
-BLOCK = 16
+BLOCK, SPAN_TOKENS = 16, 128
 PENNY = Path(__file__).resolve().parents[4] / "models/penny"
 TURN = Priority(tenant="org_a")
 
@@ -144,7 +144,7 @@ async def test_another_process_in_its_place_has_nothing_of_what_went_to_the_one_
     tokenizer: Tokenizer, template: ChatTemplate, threads: PrepareThreads
 ) -> None:
     served = Served(tokenizer, template, threads)
-    long = [*range(10, 10 + 2 * CHUNK_TOKENS)]
+    long = [*range(10, 10 + 2 * SPAN_TOKENS)]
     assert (await served.ask(long))[0].cause == "first"
     assert (await served.ask(long))[0].cause == "intact"
     served.restart()
@@ -160,7 +160,7 @@ async def test_another_process_in_its_place_has_nothing_of_what_went_to_the_one_
 async def test_where_no_prefix_is_looked_for_nobody_can_say(
     tokenizer: Tokenizer, template: ChatTemplate, threads: PrepareThreads
 ) -> None:
-    long = [*range(10, 10 + CHUNK_TOKENS)]
+    long = [*range(10, 10 + SPAN_TOKENS)]
     served = Served(tokenizer, template, threads)
     assert (await served.ask(long))[0].cause == "first"
     assert (await served.ask(long, logprobs=1))[0].cause == "unknown"

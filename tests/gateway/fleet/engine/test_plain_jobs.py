@@ -48,7 +48,7 @@ class Model:
 
     async def prepare(self, request: GenerateRequest) -> PreparedRequest:
         if request.completion is not None:
-            return await self.jobs.to_complete(request, request.completion, self.status, TURN)
+            return await self.jobs.to_complete(request, request.completion, self.status, TURN, "")
         assert request.embedding is not None
         return await self.jobs.to_embed(request, request.embedding, self.status, TURN)
 

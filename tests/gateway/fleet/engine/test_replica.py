@@ -19,7 +19,6 @@ from engine.fake.engine import FAKE_CONFIG, FakeCore, FakeEngine, Respond, drawn
 from engine.protocol import EngineOutput, EngineRequest, LaneStatus, SamplingParams, Usage
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
-from gateway.fleet.engine.prefix_memory import CHUNK_TOKENS
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.errors import ReplicaDied, ReplicaLost, ReplicaOverloaded, ReplicaUnavailable
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -584,7 +583,7 @@ async def test_the_first_token_is_predicted_by_what_waits_and_what_is_not_cached
     assert replica.predicted_ttft_s(prepared, priority) == (1000 + size) / 100
     async for _ in replica.stream(prepared, attempt_id="a", cache_salt="", priority=priority):
         continue
-    cached = size // CHUNK_TOKENS * CHUNK_TOKENS
+    cached = size // 128 * 128
     assert cached and replica.predicted_ttft_s(prepared, priority) == (1000 + size - cached) / 100
     assert replica.predicted_ttft_s(prepared, Priority(tenant="org_a")) is None, "another lane"
     engine.lose()
