@@ -47,7 +47,8 @@ from engine.scheduling.lanes import queues_of
 from engine.scheduling.queues import Deadlines, WaitingRoom
 from engine.scheduling.validation import check_adapter, check_head, check_request
 from engine.sequence import NOTHING_KEPT
-from engine.transport.client import OnLease, OnOrphan, OutputStream
+from engine.transport.client import OnLease, OnOrphan
+from engine.transport.output_streams import OutputStream, Take
 
 Respond = Callable[[EngineRequest, int], Iterator[int]]
 """The token ids of choice `index` of a request. Where they end the choice has met its EOS."""
@@ -445,13 +446,15 @@ class FakeEngine:
         self._require_connected()
         return self.status
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+    async def generate(
+        self, request: EngineRequest, take: Take | None = None, *, at_once: bool = False
+    ) -> AsyncGenerator[EngineOutput, None]:
         self._require_connected()
         request_id = request.request_id
         if request_id in self._streams:
             raise InvalidRequest("request_id is in use", param="request_id")
         self.core.add(request)
-        stream = self._streams[request_id] = OutputStream()
+        stream = self._streams[request_id] = OutputStream(take)
         self._turn()
         try:
             while not stream.finished:
@@ -511,8 +514,10 @@ class FakeEngine:
                 for request_id in self.core.expire():
                     expired = DeadlineExceeded("its deadline passed before it was begun")
                     self._streams[request_id].fail(expired)
-                for output in self.core.step():
-                    self._streams[output.request_id].push(output)
+                outputs = self.core.step()
+                enough = {o.request_id for o in outputs if self._streams[o.request_id].push(o)}
+                for request_id in enough:
+                    await self.abort(request_id)
                 for event in self.core.take_lease_events():
                     if self.on_lease is not None:
                         await self.on_lease(event)

@@ -2,8 +2,7 @@
 with `fake.FakeEngine`.
 
 One connection carries all requests; it is opened again by itself, with backoff, for as long as the
-client lives. A slow consumer costs bounded memory: what it has not taken yet is merged, at most one
-pending output per choice. Knows token ids, not text, tenants or HTTP.
+client lives. Knows token ids, not text, tenants or HTTP.
 """
 
 from __future__ import annotations
@@ -49,6 +48,7 @@ from engine.protocol import (
     WatchCache,
 )
 from engine.transport.frames import FrameReader, encode_frame, open_connection, parse_address
+from engine.transport.output_streams import STREAM_INTERVAL_S, OutputStreams, Take
 from engine.transport.pending_acks import Offers
 
 log = logging.getLogger(__name__)
@@ -110,8 +110,14 @@ class Engine(Protocol):
     async def wait_connected(self, timeout_s: float) -> ReplicaStatus:
         """Raises `EngineUnavailable` when the time is up."""
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+    def generate(
+        self, request: EngineRequest, take: Take | None = None, *, at_once: bool = False
+    ) -> AsyncGenerator[EngineOutput, None]:
         """Outputs until one is `finished`. Closing the generator early aborts the request.
+
+        `take`: is offered each output that comes while the next one is waited for; what it takes is
+        not yielded. It has to leave the last one. It runs in the context of whoever calls.
+        `at_once`: outputs that come soon after one another do not wait to go on together.
 
         Raises, at the first step of the iteration or later, `InvalidRequest`, `EngineOverloaded`,
         `DeadlineExceeded` or `EngineUnavailable`. What was used until then is the `usage` of the
@@ -158,8 +164,10 @@ class EngineClient:
         on_orphan: OnOrphan | None = None,
         on_lease: OnLease | None = None,
         cache_hearer: CacheHearer | None = None,
+        interval_s: float = STREAM_INTERVAL_S,
     ) -> None:
-        """`cache_hearer`: None: the engine is not asked what it has cached."""
+        """`cache_hearer`: None: the engine is not asked what it has cached. `interval_s`: see
+        `OutputStreams`."""
         parse_address(address)
         self._address = address
         self._orphans: Offers[OrphanedUsage] = Offers(
@@ -177,7 +185,9 @@ class EngineClient:
         self._status: ReplicaStatus | None = None
         self._writer: asyncio.StreamWriter | None = None  # while connected
         self._connected = asyncio.Event()
-        self._streams: dict[str, OutputStream] = {}
+        self._streams = OutputStreams(
+            interval_s, on_enough=lambda request_id: self._send_if_open(Abort(request_id))
+        )
         self._unacked: dict[str, None] = {}
         self._why_away = "not started"
         self._silent_s = 0.0
@@ -232,12 +242,14 @@ class EngineClient:
             raise self._unavailable() from None
         return self.status
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+    async def generate(
+        self, request: EngineRequest, take: Take | None = None, *, at_once: bool = False
+    ) -> AsyncGenerator[EngineOutput, None]:
         request_id = request.request_id
         if request_id in self._streams:
             raise InvalidRequest("request_id is in use", param="request_id")
         self._submit(request)
-        stream = self._streams[request_id] = OutputStream()
+        stream = self._streams.open(request_id, take, at_once=at_once)
         try:
             while not stream.finished:
                 output = await stream.next()
@@ -245,7 +257,7 @@ class EngineClient:
                     self._await_ack(request_id)
                 yield output
         finally:
-            self._streams.pop(request_id, None)
+            self._streams.close(request_id)
             if not stream.ended:
                 self._send(Abort(request_id))
 
@@ -417,8 +429,7 @@ class EngineClient:
         """Nothing is said from here on, and what is open fails. Returns what was said by."""
         self._why_away = why
         self._connected.clear()
-        for stream in self._streams.values():
-            stream.fail(self._unavailable())
+        self._streams.fail(self._unavailable)
         self._left.clear()  # the engine has orphaned them
         writer, self._writer = self._writer, None
         return writer
@@ -427,12 +438,7 @@ class EngineClient:
         if isinstance(message, (Outputs, ReplicaStatus)):
             self._silent_s = 0.0  # the others do not come from the step loop
         if isinstance(message, Outputs):
-            for output in message.outputs:
-                if output.request_id in self._left:
-                    self._drop(output)
-                # Absent: the consumer left before its abort took effect.
-                elif stream := self._streams.get(output.request_id):
-                    stream.push(output)
+            self._streams.push(self._still_wanted(message.outputs))
         elif isinstance(message, ReplicaStatus):
             self._status = message
         elif isinstance(message, Rejection):
@@ -447,6 +453,16 @@ class EngineClient:
                 self._send(WatchCache())
         else:
             self._leases.take(message)
+
+    def _still_wanted(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
+        """Return the outputs of requests that were not given up."""
+        if not self._left:
+            return outputs
+        wanted = [each for each in outputs if each.request_id not in self._left]
+        for each in outputs:
+            if each.request_id in self._left:
+                self._drop(each)
+        return wanted
 
     def _drop(self, output: EngineOutput) -> None:
         """Take no more of a request that was given up than what it used in the end."""
@@ -464,65 +480,3 @@ async def hang_up(writer: asyncio.StreamWriter) -> None:
         writer.write_eof()
         async with asyncio.timeout(FAREWELL_S):
             await writer.wait_closed()
-
-
-class OutputStream:
-    """Outputs on their way to one consumer, merged per choice while nobody takes them."""
-
-    def __init__(self) -> None:
-        self._pending: dict[int, EngineOutput] = {}
-        """By choice, in the order of their newest part, so that usage stays monotone."""
-        self._error: EngineError | None = None
-        self._awaited: asyncio.Future[None] | None = None
-        """The consumer waits for what comes next: a future costs a third of an event's wait."""
-        self.ended = False
-        """The engine is done with the request: its last output or an error arrived."""
-        self.finished = False
-        """The last output was taken."""
-
-    def push(self, output: EngineOutput) -> None:
-        older = self._pending.pop(output.index, None)
-        self._pending[output.index] = output if older is None else _merge(older, output)
-        self.ended = self.ended or output.finished
-        self._wake()
-
-    def fail(self, error: EngineError) -> None:
-        """Raised after what is pending; nothing to tell once the last output is here."""
-        if not self.ended:
-            self.ended = True
-            self._error = error
-            self._wake()
-
-    async def next(self) -> EngineOutput:
-        while not self._pending:
-            if self._error is not None:
-                raise self._error
-            self._awaited = asyncio.get_running_loop().create_future()
-            try:
-                await self._awaited
-            finally:
-                self._awaited = None
-        output = self._pending.pop(next(iter(self._pending)))
-        self.finished = output.finished
-        return output
-
-    def _wake(self) -> None:
-        if self._awaited is not None and not self._awaited.done():
-            self._awaited.set_result(None)
-
-
-def _merge(older: EngineOutput, newer: EngineOutput) -> EngineOutput:
-    """Two successive outputs of one choice as one. Consumes `older`: its lists grow in place, so
-    that a choice nobody reads costs constant time per token."""
-    older.token_ids.extend(newer.token_ids)
-    logprobs = older.logprobs
-    if logprobs is not None and newer.logprobs is not None:
-        logprobs.extend(newer.logprobs)
-    return msgspec.structs.replace(
-        newer,
-        token_ids=older.token_ids,
-        logprobs=newer.logprobs if logprobs is None else logprobs,
-        prompt_logprobs=older.prompt_logprobs,
-        finish_reason=older.finish_reason or newer.finish_reason,
-        error_code=older.error_code or newer.error_code,
-    )

@@ -43,7 +43,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from gateway.http_errors.table import INVALID, HttpError, http_error, unavailable
 from gateway.ids import uuid7
 from gateway.routes.asgi.response_headers import named
-from gateway.routes.shared.reply import ON_LEAVE, RECEIVED_AT
+from gateway.routes.shared.reply import ON_LEAVE, RECEIVED_AT, WRITE
 
 log = logging.getLogger(__name__)
 
@@ -363,11 +363,23 @@ class ClientConnection(HttpToolsProtocol):
         if callback is not None and self._running is not None and self._running.disconnected:
             callback()
 
+    def write_part(self, part: bytes) -> bool:
+        """Send a part of the running answer's body, as `RequestResponseCycle.send` does. False:
+        what was sent before waits for its reader, or nobody reads."""
+        cycle = self._running
+        if self.flow.write_paused or cycle is None or cycle.disconnected:
+            return False
+        if cycle.response_complete or not cycle.chunked_encoding:
+            return False
+        if part:
+            self._answers.write(b"%x\r\n%b\r\n" % (len(part), part))
+        return True
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
         self._answers.begin()
         extensions: Any = cycle.scope["extensions"]
-        extensions[ON_LEAVE] = self.on_leave
+        extensions[ON_LEAVE], extensions[WRITE] = self.on_leave, self.write_part
         if self._is_last:
             cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)

@@ -51,6 +51,17 @@ class InTokens(msgspec.Struct, frozen=True, kw_only=True):
 ANYBODYS = Priority()
 
 
+class EventTaker(Protocol):
+    """Takes a replica's events the moment they come, so that no task is woken for each."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Tell whether there is room for an event."""
+
+    def take(self, event: ReplicaEvent) -> None:
+        """Take an event that is not the last, once `is_ready`."""
+
+
 class Replica(Protocol):
     """A place that can run one model."""
 
@@ -94,9 +105,13 @@ class Replica(Protocol):
         attempt_id: str,
         cache_salt: str,
         priority: Priority = ANYBODYS,
+        taker: EventTaker | None = None,
     ) -> AsyncGenerator[ReplicaEvent, None]:
-        """Run it. Raises ReplicaUnavailable, ReplicaOverloaded or UpstreamRefused before the first
-        event, ReplicaLost after it. Closing the generator early aborts."""
+        """Run it. Closing the generator early aborts. `taker`: may be given events that are not
+        yielded then.
+
+        Raises: ReplicaUnavailable, ReplicaOverloaded or UpstreamRefused before the first event,
+        ReplicaLost after it."""
         ...
 
     async def abort(self, attempt_id: str) -> None:

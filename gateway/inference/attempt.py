@@ -133,20 +133,42 @@ class ReplicaAttempt:
                     attempt_id=self.record.id,
                     cache_salt=self.services.cache_salts(self.record.org),
                     priority=self.call.current_priority,
+                    taker=self,
                 )
                 async with aclosing(events):
                     async for event in events:
-                        self.note(event)
-                        self.call.meter.received(event, streams=self.call.request.stream)
+                        chunk = self.receive(event)
                         if event.finished:
                             return event
-                        if chunk := self.call.encoder.encode(event.items):
-                            await self.delivery.put(self.opened(chunk), self.pauses.for_reader)
-                            self.time_first_write()
-                            self.checkpoint_once_sent()
+                        if chunk:
+                            await self.delivery.put(chunk, self.pauses.for_reader)
+                            self.note_put()
         if not self.delivery.abandoned:
             raise ReplicaLost("the stream ended without a last event")
         return None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.delivery.has_room
+
+    def take(self, event: ReplicaEvent) -> None:
+        """Pass an event on at once, which is not the last."""
+        if chunk := self.receive(event):
+            self.delivery.put_at_once(chunk)
+            self.note_put()
+
+    def receive(self, event: ReplicaEvent) -> bytes:
+        """Count an event, and return what of it may go out now: nothing of the last one."""
+        self.note(event)
+        self.call.meter.received(event, streams=self.call.request.stream)
+        if event.finished:
+            return b""
+        chunk = self.call.encoder.encode(event.items)
+        return self.opened(chunk) if chunk else b""
+
+    def note_put(self) -> None:
+        self.time_first_write()
+        self.checkpoint_once_sent()
 
     def opened(self, chunk: bytes) -> bytes:
         """Return the chunk with what comes before the first of them."""

@@ -42,7 +42,7 @@ class Delivery:
         """Why the reader gets no more, where that was not the reader's own leaving."""
         self._chunks: deque[bytes] = deque()
         self._num_bytes = 0
-        self._num_put = self._num_taken = 0
+        self._num_put = self._num_taken = self._num_sent = 0
         self._marks: deque[tuple[int, Callable[[], None]]] = deque()
         """How many chunks must have been sent, and who wants to know; at most one for a chunk that
         is queued or being sent."""
@@ -52,6 +52,8 @@ class Delivery:
         """Made for who waits for the driver's end."""
         self._awaited: asyncio.Future[None] | None = None
         """By the reader: that there is something to read, or nothing more."""
+        self._write: Callable[[bytes], bool] | None = None
+        """Sends a chunk for a reader that waits for one."""
         self._writable: asyncio.Event | None = None
         """Made for a writer that rests."""
         self._on_abandon: Callable[[], None] | None = None
@@ -62,6 +64,12 @@ class Delivery:
     def begun(self) -> bool:
         """Tell whether the reader has taken anything."""
         return self._num_taken > 0
+
+    @property
+    def has_room(self) -> bool:
+        """Tell whether a chunk of usual size leaves some room behind it."""
+        is_short = len(self._chunks) < MAX_QUEUED_CHUNKS - 1
+        return is_short and self._num_bytes < MAX_QUEUED_BYTES // 2
 
     def admitted(self, rate_state: RateState) -> None:
         """Note what the response headers will say; called before the first chunk."""
@@ -86,15 +94,22 @@ class Delivery:
         if not self.abandoned:
             await set_paused(False)
 
+    def put_at_once(self, chunk: bytes) -> None:
+        """Queue a chunk for which there is room (`has_room`)."""
+        self._append(chunk)
+
     def put_last(self, chunk: bytes) -> None:
         """Queue the last chunk: nothing follows it, so it waits for nobody."""
-        self._append(chunk)
+        self._queue(chunk)
         self._is_whole = True
 
     def once_sent(self, callback: Callable[[], None]) -> None:
         """Run `callback` when all that was put by now has been sent; never, if the reader leaves
         before."""
-        self._marks.append((self._num_put, callback))
+        if self._num_sent == self._num_put and not self.abandoned:
+            callback()
+        else:
+            self._marks.append((self._num_put, callback))
 
     def end(self) -> None:
         self._ended = True
@@ -133,8 +148,14 @@ class Delivery:
         is_left = self.abandoned or self.failure is not None
         return self._is_whole and not self._chunks and not is_left
 
+    def write_with(self, write: Callable[[bytes], bool]) -> None:
+        """Let what comes while the reader waits be sent by `write`, which wakes no task. False: it
+        cannot take it now, so the reader does."""
+        self._write = write
+
     def sent(self) -> None:
         """Note that the reader has sent what it got."""
+        self._num_sent = self._num_taken
         while self._marks and self._marks[0][0] <= self._num_taken:
             self._marks.popleft()[1]()
 
@@ -184,11 +205,26 @@ class Delivery:
             self._leave(reason)
 
     def _append(self, chunk: bytes) -> None:
+        """Send a chunk, or queue it."""
+        if self._write is not None and self._may_send and self._write(chunk):
+            self._num_put += 1
+            self._num_taken = self._num_put
+            self.sent()
+        else:
+            self._queue(chunk)
+
+    def _queue(self, chunk: bytes) -> None:
         if not self.abandoned:
             self._chunks.append(chunk)
             self._num_bytes += len(chunk)
             self._num_put += 1
             self._wake_reader()
+
+    @property
+    def _may_send(self) -> bool:
+        """Tell whether the reader waits, with all that it took sent."""
+        is_awaited = self._awaited is not None and not self._awaited.done()
+        return is_awaited and not self._chunks and not self.abandoned
 
     def _wake_reader(self) -> None:
         if self._awaited is not None and not self._awaited.done():

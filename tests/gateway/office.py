@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from billing.events import UsageEvent
 from gateway.fleet.errors import ReplicaDied
-from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaHealth
+from gateway.fleet.replica import ANYBODYS, EventTaker, PreparedRequest, ReplicaHealth
 from gateway.generate_request import ChatPrompt, GenerateRequest, bounded_to
 from gateway.generation_events import MeteredUsage, ReplicaEvent, TextDelta
 from gateway.ids import uuid7
@@ -97,7 +97,13 @@ class ScriptedReplica:
         return self.predicted_s
 
     async def stream(
-        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, priority: Priority
+        self,
+        prepared: PreparedRequest,
+        *,
+        attempt_id: str,
+        cache_salt: str,
+        priority: Priority,
+        taker: EventTaker | None = None,
     ) -> AsyncGenerator[ReplicaEvent, None]:
         self.attempts.append(attempt_id)
         if self.refuses is not None:
@@ -157,7 +163,13 @@ class MortalReplica(ScriptedReplica):
         return True
 
     async def stream(
-        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, priority: Priority
+        self,
+        prepared: PreparedRequest,
+        *,
+        attempt_id: str,
+        cache_salt: str,
+        priority: Priority,
+        taker: EventTaker | None = None,
     ) -> AsyncGenerator[ReplicaEvent, None]:
         self.refuses = ReplicaDied("killed") if len(self.attempts) < self.deaths else None
         events = super().stream(

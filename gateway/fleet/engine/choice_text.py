@@ -317,16 +317,20 @@ class Choices:
         self._choices, self._reports = choices, reports
         self._contract, self._breakpoints = contract, breakpoints
         self.usage: MeteredUsage | None = None
+        self._num_open = len(choices)
         self._input: InputSplit | None = None
         self._input_of: tuple[object, ...] = ()
 
     @property
     def over(self) -> bool:
         """Tell whether every choice has its end, whether or not the engine knows."""
-        return all(choice.over for choice in self._choices)
+        return self._num_open == 0
 
     def read(self, output: EngineOutput) -> ReplicaEvent:
-        delta = self._choices[output.index].read(output)
+        choice = self._choices[output.index]
+        was_over = choice.over
+        delta = choice.read(output)
+        self._num_open -= choice.over and not was_over
         if output.usage.prefilled:
             self.usage = self._to_metered(output)
         items: tuple[Item, ...] = () if delta is None else (delta,)

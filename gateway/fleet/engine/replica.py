@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -63,7 +63,14 @@ from gateway.fleet.errors import (
 )
 from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import INLINE_CHARS, PrepareThreads
-from gateway.fleet.replica import ANYBODYS, InTokens, MessagePlace, PreparedRequest, ReplicaHealth
+from gateway.fleet.replica import (
+    ANYBODYS,
+    EventTaker,
+    InTokens,
+    MessagePlace,
+    PreparedRequest,
+    ReplicaHealth,
+)
 from gateway.generate_request import ChatPrompt, GenerateRequest, ToTokenize, WrittenIds, bounded_to
 from gateway.generation_events import CacheOutcome, ReplicaEvent
 from gateway.lanes import Priority, first_token_s
@@ -267,12 +274,24 @@ class EngineReplica:
         attempt_id: str,
         cache_salt: str,
         priority: Priority = ANYBODYS,
+        taker: EventTaker | None = None,
     ) -> AsyncGenerator[ReplicaEvent, None]:
         job = prepared.payload
         assert isinstance(job, EngineJob)
         here = self._circumstances(job, prepared.request, priority)
         self._ask_to_keep(job.prefixes, attempt_id, cache_salt, priority.tenant)
         generation = job.reader() if job.reader is not None else self._reader(prepared.request, job)
+        begun, had_it = False, self._client.connected
+
+        def take(output: EngineOutput) -> Literal["left", "taken", "enough"]:
+            nonlocal begun
+            ends = output.finish_reason is not None or output.finished
+            if ends or taker is None or generation.over or not taker.is_ready:
+                return "left"
+            begun = True
+            taker.take(generation.read(output))
+            return "enough" if generation.over else "taken"
+
         context = LOG_CONTEXT.get()
         outputs = self._client.generate(
             msgspec.structs.replace(
@@ -285,9 +304,10 @@ class EngineReplica:
                 tenant=priority.tenant,
                 weight=priority.weight,
                 deadline_s=priority.deadline_s,
-            )
+            ),
+            take,
+            at_once=prepared.request.continuous_usage,
         )
-        begun, had_it = False, self._client.connected
         try:
             async with aclosing(outputs):
                 async for output in outputs:

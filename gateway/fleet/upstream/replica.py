@@ -48,7 +48,7 @@ from gateway.fleet.errors import (
     UpstreamRefused,
 )
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaHealth
+from gateway.fleet.replica import ANYBODYS, EventTaker, PreparedRequest, ReplicaHealth
 from gateway.fleet.upstream.attempt import Clock, UpstreamAborted, UpstreamAttempt
 from gateway.fleet.upstream.body import to_chat_body
 from gateway.fleet.upstream.bounds import UpstreamBounds, names_bound, without_bound
@@ -243,6 +243,7 @@ class UpstreamReplica:
         attempt_id: str,
         cache_salt: str,
         priority: Priority = ANYBODYS,
+        taker: EventTaker | None = None,
     ) -> AsyncGenerator[ReplicaEvent, None]:
         """Run it. Neither `cache_salt` nor `priority` is sent: over there the upstream decides on
         its cache and its order, here the room decides. Who names a tier is told what we serve it

@@ -75,7 +75,7 @@ from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.conditional import etag_of
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.problem import encode_error
-from gateway.routes.shared.reply import ON_LEAVE, Reply
+from gateway.routes.shared.reply import ON_LEAVE, WRITE, Reply
 from gateway.routes.shared.request_state import REQUEST_ID
 from gateway.routes.shared.services import Services
 from gateway.tenancy.changes import EVERYTHING, announce
@@ -379,8 +379,10 @@ async def stays() -> Any:
 
 
 def _without(extensions: Any) -> dict[str, Any]:
-    """Leave out the extension that tells of the client's leaving."""
-    return {name: value for name, value in (extensions or {}).items() if name != ON_LEAVE}
+    """Leave out what tells of the client's leaving, and what would send past the copy."""
+    return {
+        name: value for name, value in (extensions or {}).items() if name not in (ON_LEAVE, WRITE)
+    }
 
 
 # ---- things that stay

@@ -37,10 +37,14 @@ that waits for it, as others need, is a tenth of what an answer costs."""
 RECEIVED_AT = "tollgate.received_at"
 """The extension of ASGI by which our own server tells when it read a request's first byte: seconds
 of `time.perf_counter`."""
+WRITE = "tollgate.write"
+"""The extension of ASGI by which our own server sends a part of a body at once: a `Write`."""
 ToHttpError = Callable[[Exception], HttpError]
 Teller = Callable[[Callable[[], None] | None], None]
 """Takes what is to be called should the client leave before the answer is complete; None: nothing
 any more."""
+Write = Callable[[bytes], bool]
+"""Sends a part of the body, whose head was sent. False: it has to wait for its reader."""
 
 
 class Patience:
@@ -92,6 +96,11 @@ def response_start(status: int, media_type: str, extra: dict[str, str]) -> HTTPR
 def teller_of(scope: Scope) -> Teller | None:
     extensions: Any = scope.get("extensions")
     return None if extensions is None else extensions.get(ON_LEAVE)
+
+
+def write_of(scope: Scope) -> Write | None:
+    extensions: Any = scope.get("extensions")
+    return None if extensions is None else extensions.get(WRITE)
 
 
 def received_at_of(scope: Scope) -> float | None:
@@ -190,6 +199,9 @@ class Reply:
     async def send_stream(self, scope: Scope, send: Send, first: bytes) -> str:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **self.notes()}
         await send(response_start(200, UTF8_EVENT_STREAM, headers))
+        write = write_of(scope)
+        if write is not None:
+            self.delivery.write_with(write)
         status = "200"
         chunk: bytes | None = first
         while chunk is not None:

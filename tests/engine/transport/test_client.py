@@ -9,8 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import engine.transport.client
 import engine.transport.server
@@ -22,12 +20,11 @@ from engine.errors import (
 from engine.fake.engine import FakeCore, drawn
 from engine.protocol import (
     ClientMessage,
-    EngineOutput,
     OrphanAck,
     OrphanedUsage,
     Usage,
 )
-from engine.transport.client import EngineClient, OutputStream
+from engine.transport.client import EngineClient
 from engine.transport.frames import FrameReader, encode_frame
 from tests.engine.peers import (
     LONG,
@@ -331,47 +328,3 @@ async def test_a_slow_consumer_gets_everything_in_few_outputs(serve: Serve) -> N
         assert [entry.chosen.token_id for entry in output.logprobs] == output.token_ids
     assert outputs[-1].finished and outputs[-1].usage.generated_tokens == 400
     await client.close()
-
-
-@given(data=st.data())
-def test_merging_loses_and_reorders_nothing(data: st.DataObject) -> None:
-    n = data.draw(st.integers(1, 3), "n")
-    steps = data.draw(st.lists(st.sampled_from([*range(n), "take"]), max_size=60), "steps")
-
-    async def check() -> None:
-        stream = OutputStream()
-        pushed: dict[int, list[int]] = {index: [] for index in range(n)}
-        taken: list[EngineOutput] = []
-        generated = 0
-        for step in [*steps, *range(n)]:
-            if isinstance(step, int):
-                generated += 1
-                pushed[step].append(generated)
-                usage = Usage(prompt_tokens=1, generated_tokens=generated)
-                stream.push(
-                    EngineOutput(request_id="r", usage=usage, index=step, token_ids=[generated])
-                )
-            elif len(taken) < generated and stream._pending:
-                taken.append(await stream.next())
-            assert len(stream._pending) <= n
-        usage = Usage(prompt_tokens=1, generated_tokens=generated)
-        stream.push(EngineOutput(request_id="r", usage=usage, finish_reason="abort", finished=True))
-        while not stream.finished:
-            taken.append(await stream.next())
-        for index in range(n):
-            assert text(taken, index) == pushed[index]
-        counts = [output.usage.generated_tokens for output in taken]
-        assert counts == sorted(counts) and counts[-1] == generated
-        assert [output.finished for output in taken] == [False] * (len(taken) - 1) + [True]
-        assert taken[-1].finish_reason == "abort"
-
-    asyncio.run(check())
-
-
-async def test_what_is_pending_comes_before_the_error() -> None:
-    stream = OutputStream()
-    stream.push(EngineOutput(request_id="r", usage=Usage(prompt_tokens=1), token_ids=[4]))
-    stream.fail(EngineUnavailable("gone"))
-    assert (await stream.next()).token_ids == [4]
-    with pytest.raises(EngineUnavailable):
-        await stream.next()

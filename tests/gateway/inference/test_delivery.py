@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -198,3 +199,61 @@ async def test_a_chunk_is_sent_when_its_reader_comes_back_for_more(rest: PauseRe
     box.abandon()
     assert await box.next() is None
     assert sent == ["a", "b"]
+
+
+async def test_what_comes_while_the_reader_waits_is_sent_without_it(rest: PauseRecorder) -> None:
+    box, wire, sent = Delivery(STALLED_S), list[bytes](), list[str]()
+    is_full = False
+
+    def write(chunk: bytes) -> bool:
+        if not is_full:
+            wire.append(chunk)
+        return not is_full
+
+    box.write_with(write)
+    await box.put(b"head", rest)
+    assert wire == [] and await box.next() == b"head", "nobody waited"
+    waiting = asyncio.create_task(box.next())
+    await asyncio.sleep(0)
+    await box.put(b"a", rest)
+    box.put_at_once(b"b")
+    box.once_sent(lambda: sent.append("b"))
+    await asyncio.sleep(0)
+    assert wire == [b"a", b"b"] and sent == ["b"] and box.begun and not waiting.done()
+    is_full = True
+    box.put_at_once(b"c")
+    box.once_sent(lambda: sent.append("c"))
+    is_full = False
+    box.put_at_once(b"d")
+    assert await waiting == b"cd" and wire == [b"a", b"b"], "in order"
+    waiting = asyncio.create_task(box.next())
+    await asyncio.sleep(0)
+    assert sent == ["b", "c"]
+    box.put_last(b"!")
+    assert await waiting == b"!" and box.is_taken, "the end goes out by its reader"
+
+
+@pytest.mark.parametrize("leave", [Delivery.abandon, lambda box: box.expire(TimeoutError())])
+async def test_nothing_is_sent_for_a_reader_that_is_gone(
+    rest: PauseRecorder, leave: Callable[[Delivery], None]
+) -> None:
+    box, wire, sent = Delivery(STALLED_S), list[bytes](), list[str]()
+    box.write_with(lambda chunk: wire.append(chunk) is None)
+    waiting = asyncio.create_task(box.next())
+    await asyncio.sleep(0)
+    leave(box)
+    box.put_at_once(b"a")
+    box.once_sent(lambda: sent.append("a"))
+    assert wire == [] and sent == []
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_there_is_room_until_one_chunk_would_take_the_last_of_it(rest: PauseRecorder) -> None:
+    box = Delivery(STALLED_S)
+    while box.has_room:
+        box.put_at_once(b".")
+    assert rest.told == [] and box._num_put == MAX_QUEUED_CHUNKS - 1
+    await box.next()
+    assert box.has_room
+    box.put_at_once(b"x" * (MAX_QUEUED_BYTES // 2))
+    assert not box.has_room

@@ -31,7 +31,7 @@ from gateway.fleet.errors import (
     ReplicaUnavailable,
     UpstreamRefused,
 )
-from gateway.fleet.replica import ANYBODYS, PreparedRequest
+from gateway.fleet.replica import ANYBODYS, EventTaker, PreparedRequest
 from gateway.fleet.router import Fleet, Route
 from gateway.generate_request import GenerateRequest
 from gateway.generation_events import ReplicaEvent
@@ -580,7 +580,13 @@ class SlowlyPrepared(ScriptedReplica):
         return await super().prepare(request, priority, cache_salt)
 
     def stream(
-        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, priority: Priority
+        self,
+        prepared: PreparedRequest,
+        *,
+        attempt_id: str,
+        cache_salt: str,
+        priority: Priority,
+        taker: EventTaker | None = None,
     ) -> AsyncGenerator[ReplicaEvent, None]:
         self.priorities.append(priority)
         return super().stream(

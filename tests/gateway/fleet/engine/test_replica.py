@@ -19,6 +19,7 @@ from engine.fake.engine import FAKE_CONFIG, FakeCore, FakeEngine, Respond, drawn
 from engine.protocol import EngineOutput, EngineRequest, LaneStatus, SamplingParams, Usage
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from engine.transport.output_streams import Take
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.errors import ReplicaDied, ReplicaLost, ReplicaOverloaded, ReplicaUnavailable
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -132,12 +133,29 @@ def fake(tokenizer: Tokenizer, respond: Respond, **options: Any) -> FakeEngine:
     return FakeEngine(FakeCore(config, vocab_size=tokenizer.vocab_size, respond=respond))
 
 
+class EveryOther:
+    """Takes every other event that it is offered."""
+
+    def __init__(self, events: list[ReplicaEvent]) -> None:
+        self.events, self.was_ready = events, False
+
+    @property
+    def is_ready(self) -> bool:
+        self.was_ready = not self.was_ready
+        return self.was_ready
+
+    def take(self, event: ReplicaEvent) -> None:
+        assert not event.finished
+        self.events.append(event)
+
+
 async def run(
     replica: EngineReplica, request: GenerateRequest, events: list[ReplicaEvent] | None = None
 ) -> list[ReplicaEvent]:
     events = [] if events is None else events
     prepared = await replica.prepare(request)
-    async with aclosing(replica.stream(prepared, attempt_id="a", cache_salt="org")) as stream:
+    stream = replica.stream(prepared, attempt_id="a", cache_salt="org", taker=EveryOther(events))
+    async with aclosing(stream):
         async for event in stream:
             events.append(event)
     return events
@@ -409,7 +427,9 @@ class Scripted:
         self.aborted: list[str] = []
         self.acknowledged: list[str] = []
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+    async def generate(
+        self, request: EngineRequest, take: Take | None = None, *, at_once: bool = False
+    ) -> AsyncGenerator[EngineOutput, None]:
         for output in self.outputs:
             yield output
         raise self.error

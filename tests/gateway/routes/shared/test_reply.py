@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from litestar.types import Message, Receive, Scope, Send
@@ -22,6 +23,9 @@ STALLED_S = 0.3
 CHUNK = b"x" * 65_536
 MAX_CHUNKS = 1_000
 """64 MiB: more than the sockets of both sides hold."""
+
+
+NUM_SMALL = 50
 
 
 async def produce(delivery: Delivery) -> None:
@@ -59,8 +63,19 @@ async def test_an_answer_that_fails_notes_the_code_that_it_tells(
     assert code.encode() in b"".join(each.get("body", b"") for each in sent)  # type: ignore[misc]
 
 
+async def produce_slowly(delivery: Delivery) -> None:
+    """Put each of some chunks when the one before it was read."""
+    for number in range(NUM_SMALL):
+        await delivery.put(b"%d," % number, nobody_rests)
+        while delivery._chunks or delivery._awaited is None:
+            await asyncio.sleep(0)
+    delivery.put_last(b"end")
+
+
 class Server:
     """One response to whoever asks, under uvicorn."""
+
+    produce = staticmethod(produce)
 
     def __init__(self, http: Any) -> None:
         self.delivery = Delivery(stalled_reader_s=STALLED_S)
@@ -78,7 +93,7 @@ class Server:
         self.uvicorn = uvicorn.Server(config)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        producer = asyncio.create_task(produce(self.delivery))
+        producer = asyncio.create_task(self.produce(self.delivery))
         await Reply(self.delivery, stream=True)(scope, receive, send)
         self.outcomes.append(scope["state"][OUTCOME])
         await asyncio.wait_for(producer, 30)
@@ -131,6 +146,22 @@ async def test_a_client_that_never_reads_again_holds_no_connection(server: Serve
         while server.uvicorn.server_state.connections:
             await asyncio.sleep(0.02)
     writer.close()
+
+
+async def test_a_stream_whose_reader_waits_for_each_chunk_is_whole_and_in_order(
+    server: Server,
+) -> None:
+    """Our own server sends these without the reader."""
+    server.produce = produce_slowly  # type: ignore[assignment]
+    async with httpx.AsyncClient() as client:
+        host, port = server.listener.getsockname()
+        answers = [await client.get(f"http://{host}:{port}/")]
+        await asyncio.wait_for(server.done.wait(), 30)
+        server.delivery, server.done = Delivery(stalled_reader_s=STALLED_S), asyncio.Event()
+        answers.append(await client.get(f"http://{host}:{port}/"))
+    whole = "".join(f"{number}," for number in range(NUM_SMALL)) + "end"
+    assert [each.text for each in answers] == [whole, whole], "on one connection"
+    assert server.outcomes == ["200", "200"]
 
 
 async def test_a_stream_ends_with_its_last_chunk() -> None:
