@@ -226,6 +226,7 @@ def test_a_receiver_that_falls_behind_stops_the_loop(monkeypatch: pytest.MonkeyP
         core,
         on_results=received.append,
         on_status=lambda status: None,
+        on_cache=lambda changes: None,
         on_failure=lambda error: None,
     )
     loop.start()
