@@ -31,6 +31,7 @@ from gateway.cli.money.invoices import invoices
 from gateway.cli.money.prices import prices
 from gateway.cli.money.spool import spool
 from gateway.cli.observe.audit import audit
+from gateway.cli.observe.fleet import fleet
 from gateway.cli.observe.logs import logs
 from gateway.cli.observe.requests import requests
 from gateway.cli.observe.status import status
@@ -76,7 +77,7 @@ def main() -> None:
 
 SECTIONS = {
     "Start": ("up", "reload", "gateway", "engine", "migrate"),
-    "Look": ("status", "top", "logs", "requests", "usage", "costs", "alerts", "mails"),
+    "Look": ("status", "top", "fleet", "logs", "requests", "usage", "costs", "alerts", "mails"),
     "Installation": ("doctor", "config", "models", "deadlines", "prices", "backup", "completion"),
     "Customers and keys": ("keys", "orgs", "projects", "users", "plans"),
     "Money": ("budgets", "credits", "invoices", "billing", "reconcile", "spool"),
@@ -261,7 +262,7 @@ async def migrate(settings: Settings) -> None:
 for group in (
     *(doctor, config, completion, reload, backup, logs, top, status, models, plans, webhooks, keys),
     *(requests, usage, costs, alerts, mails, budgets, credits, invoices, audit, reconcile),
-    *(spool, prices),
+    *(spool, prices, fleet),
     *(billing, orgs, projects, users, mcp, secret, vault, deadlines),
 ):
     tollgate.add_command(group)

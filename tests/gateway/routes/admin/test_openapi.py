@@ -193,6 +193,9 @@ NUMBERS = {
     "DeadlinesView.interactive": "seconds",
     "DeadlinesView.agentic": "seconds",
     "DeadlinesView.batch": "seconds",
+    "FleetReplicaView.kv_used": "a share",
+    "FleetReplicaView.hit_rate": "a share",
+    "FleetReplicaView.prefill_tokens_per_s": "tokens a second",
     "GenerationData.total_cost": "a form that others have made; `cost` is exact",
     "GenerationData.usage": "the same",
 }

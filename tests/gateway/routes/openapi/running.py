@@ -420,6 +420,9 @@ class Running:
 
     make_rate_limit = make_model
 
+    def make_replica(self, *_: Any) -> str:
+        return "far/0"
+
     def make_price_list(self, *_: Any) -> str:
         return "default"
 

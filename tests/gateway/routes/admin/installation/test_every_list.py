@@ -284,6 +284,7 @@ LISTS: dict[str, Fill] = {
     f"{ADMIN}/issuers": posts(Maker.issuer_body),
     f"{ADMIN}/keys": add_key,
     f"{ADMIN}/mcp/approvals": add_approval,
+    f"{ADMIN}/fleet": nothing,
     f"{ADMIN}/models": nothing,
     f"{ADMIN}/oauth/clients": posts(Maker.client_body),
     f"{ADMIN}/oauth/grants": add_grant,

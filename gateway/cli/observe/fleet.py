@@ -1,0 +1,76 @@
+"""`tollgate fleet status`: the replicas of all models, asked over HTTP as any operator would."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+
+from foundation.periods import to_minute
+from gateway.cli.shared.tables import Column, Output, show, with_output
+from gateway.cli.shared.target import ROWS, Gateway, examples, with_gateway
+
+PATH = "/v1/admin/fleet"
+SERVING = "serving"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}%"
+
+
+def whole(number: float | None) -> str:
+    return "-" if number is None else f"{number:.0f}"
+
+
+COLUMNS = (
+    Column("REPLICA", "id"),
+    Column("STATE", "state"),
+    Column("RUNNING", "num_running", "number"),
+    Column("WAITING", "num_waiting", "number"),
+    Column("KV USED", "kv_used", "number", show=lambda row: percent(row["kv_used"])),
+    Column("HIT RATE", "hit_rate", "number", show=lambda row: percent(row["hit_rate"])),
+    Column(
+        "PREFILL TOK/S",
+        "prefill_tokens_per_s",
+        "number",
+        show=lambda row: whole(row["prefill_tokens_per_s"]),
+    ),
+    Column("MODEL", "model", gives_way=True),
+    Column("SINCE", "since", "time", gives_way=True, show=lambda row: to_minute(row["since"])),
+    Column("ENGINE", "engine_id", "id", gives_way=True),
+)
+
+
+@click.group(epilog=examples("tollgate fleet status", "tollgate fleet status --json"))
+def fleet() -> None:
+    """Show the replicas of all models."""
+
+
+@fleet.command(epilog=examples("tollgate fleet status", "tollgate fleet status --wide"))
+@with_gateway
+@with_output
+@ROWS
+async def status(gateway: Gateway, rows: int, output: Output) -> None:
+    """Show each replica: how full it is, how often its cache has what is asked, how fast it is.
+
+    An engine's figures are its own, since its start; an upstream's are of the worker that answers.
+    """
+    found = await gateway.rows(PATH, rows)
+    show(found, COLUMNS, output, empty="No model is served.")
+    if output.form == "table":
+        for line in incomplete(found):
+            click.echo(line)
+
+
+def incomplete(replicas: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each model of which some replicas do not serve."""
+    replicas = [*replicas]
+    all_of = Counter(each["model"] for each in replicas)
+    serving = Counter(each["model"] for each in replicas if each["state"] == SERVING)
+    return [
+        f"{model}: {serving[model]} of {number} replicas serve"
+        for model, number in all_of.items()
+        if serving[model] < number
+    ]

@@ -1,0 +1,126 @@
+"""/v1/admin/fleet: each replica of each model, how full it is and how fast. For operators: replicas
+are the installation's.
+
+The figures of an engine are its own last word; what is known of an upstream is of the worker that
+answers.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from engine.protocol import ReplicaStatus
+from gateway.fleet.replica import Replica
+from gateway.fleet.router import Route
+from gateway.health.component import GOOD, replica_component
+from gateway.routes.shared.access import needs
+from gateway.routes.shared.pages import page_of
+from gateway.routes.shared.resource import AdminRequest, AdminResource
+from gateway.tenancy.errors import NotFound
+from gateway.wire.shared.page_query import PageQuery
+
+PATH = "/v1/admin/fleet"
+
+
+class FleetReplicaView(msgspec.Struct, frozen=True, kw_only=True):
+    """`state`: serving, or what keeps it from that: unreachable, unauthorised, failing, resting.
+    Null: an upstream does not say it."""
+
+    object: Literal["fleet_replica"] = "fleet_replica"
+    id: str
+    model: str
+    kind: str
+    state: str
+    since: int | None
+    """When it came into this state (Unix seconds)."""
+    engine_id: str | None
+    """Another one for each process of an engine."""
+    num_running: int
+    num_waiting: int
+    kv_used: float | None
+    """The part of the KV blocks that requests hold."""
+    hit_rate: float | None
+    """The part of the prompts' tokens that its cache had, since its start."""
+    prefill_tokens_per_s: float | None
+    """The speed at which it computed prompts lately, in its fastest lane; null: it has computed
+    none."""
+    max_model_len: int | None
+
+
+class FleetReplica(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica and what its engine said last; None: it is away, or no engine of ours."""
+
+    route: Route
+    replica: Replica
+    status: ReplicaStatus | None
+
+
+def to_view(each: FleetReplica) -> FleetReplicaView:
+    found, load = replica_component(each.route.kind, each.replica), each.replica.health()
+    status = each.status
+    return FleetReplicaView(
+        id=each.replica.name,
+        model=each.route.model,
+        kind=each.route.kind,
+        state="serving" if found.state in GOOD else found.state,
+        since=found.since,
+        engine_id=None if status is None else status.engine_id,
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        kv_used=None if status is None else status.kv_cache_usage,
+        hit_rate=None if status is None else hit_rate_of(status),
+        prefill_tokens_per_s=None if status is None else prefill_speed_of(status),
+        max_model_len=None if status is None else status.max_model_len,
+    )
+
+
+def hit_rate_of(status: ReplicaStatus) -> float | None:
+    asked = status.prefix_cache_query_tokens
+    return status.prefix_cache_hit_tokens / asked if asked else None
+
+
+def prefill_speed_of(status: ReplicaStatus) -> float | None:
+    return max((each.prefill_tokens_per_s for each in status.lanes.values()), default=0.0) or None
+
+
+fleet = AdminResource[FleetReplica](
+    path=PATH,
+    tag="Fleet",
+    read=needs("operator:models"),
+    view=FleetReplicaView,
+    show=to_view,
+    checks_ids=False,
+)
+
+
+def replicas_of(request: AdminRequest) -> dict[str, FleetReplica]:
+    """Return all replicas by their names; an adapter has those of its model."""
+    found = {}
+    for route in request.services.generation.fleet.routes:
+        engines = request.services.engines.get(route.model, {})
+        for replica in route.replicas if route.parent is None else ():
+            engine = engines.get(replica.name)
+            status = engine.status if engine is not None and engine.connected else None
+            found[replica.name] = FleetReplica(route=route, replica=replica, status=status)
+    return found
+
+
+@fleet.page("The replicas of all models, by name", PageQuery)
+async def list_fleet(request: AdminRequest, query: PageQuery) -> tuple[list[FleetReplica], bool]:
+    found = replicas_of(request)
+    names, more = page_of(found, query)
+    return [found[name] for name in names], more
+
+
+@fleet.get("One replica", path=f"{PATH}/{{replica:path}}")
+async def retrieve_replica(request: AdminRequest) -> FleetReplica:
+    name = request.id.removeprefix("/")
+    found = replicas_of(request).get(name)
+    if found is None:
+        raise NotFound("replica", f"no replica {name!r}")
+    return found
+
+
+routes = [list_fleet, retrieve_replica]

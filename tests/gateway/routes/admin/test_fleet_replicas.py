@@ -1,0 +1,60 @@
+"""/v1/admin/fleet shows each replica with what its engine said last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from engine.fake.engine import FakeCore, FakeEngine
+from gateway.fleet.engine.kept_prefixes import unheard
+from gateway.fleet.engine.routes import engine_routes
+from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.routes.admin.installation.fleet import FleetReplica, prefill_speed_of, to_view
+from gateway.settings.models import ModelConfig
+from tests.gateway.routes.admin.conftest import World
+
+ADDRESSES = ("unix:/engine-0.sock", "unix:/engine-2.sock")
+
+
+async def test_an_engine_tells_how_full_and_how_fast_it_is(model_folder: Path) -> None:
+    config = ModelConfig(name="m", path=model_folder, engines=ADDRESSES, starts_engine=True)
+    first, second = FakeEngine(FakeCore()), FakeEngine(FakeCore())
+    second.lose()
+    threads = PrepareThreads()
+    [route] = engine_routes(config, [first, second], threads, unheard)
+    status = replace(
+        first.status,
+        kv_cache_usage=0.25,
+        prefix_cache_hit_tokens=30,
+        prefix_cache_query_tokens=40,
+    )
+    here, away = (
+        to_view(FleetReplica(route=route, replica=replica, status=said))
+        for replica, said in zip(route.replicas, (status, None), strict=True)
+    )
+    threads.close()
+    assert (here.id, here.model, here.state) == ("m/0", "m", "serving")
+    assert here.engine_id == status.engine_id and here.max_model_len == status.max_model_len
+    assert (here.kv_used, here.hit_rate) == (0.25, 0.75)
+    assert (away.id, away.state) == ("m/2", "unreachable")
+    assert (away.engine_id, away.kv_used, away.hit_rate) == (None, None, None)
+
+
+def test_its_speed_is_that_of_its_fastest_lane() -> None:
+    status = FakeCore().status()
+    lanes = {
+        lane: replace(each, prefill_tokens_per_s=speed)
+        for (lane, each), speed in zip(status.lanes.items(), (10.0, 20.0, 0.0), strict=True)
+    }
+    assert prefill_speed_of(replace(status, lanes=lanes)) == 20.0
+    assert prefill_speed_of(replace(status, lanes={})) is None
+
+
+async def test_an_upstream_is_listed_too(world: World) -> None:
+    listed = (await world.call("GET", "/v1/admin/fleet")).json()
+    [far] = [each for each in listed["data"] if each["model"] == "far"]
+    assert (far["id"], far["kind"], far["engine_id"]) == ("far/0", "upstream", None)
+    assert (await world.call("GET", "/v1/admin/fleet/far/0")).json() == far
+    missing = await world.call("GET", "/v1/admin/fleet/far/1")
+    assert missing.status_code == 404 and missing.json()["param"] == "replica"
