@@ -20,7 +20,13 @@ from __future__ import annotations
 from numba import cfunc, njit, types
 
 from engine.kernels.cpu import vectors as v
-from engine.kernels.cpu.products import hold_multiply, multiply, store
+from engine.kernels.cpu.products import (
+    hold_multiply,
+    hold_multiply_paged,
+    multiply,
+    multiply_paged,
+    store,
+)
 from engine.kernels.cpu.tiles import MAX_ROWS, tile_memory
 
 SIGNATURE = types.void(types.CPointer(types.int64))
@@ -146,15 +152,19 @@ def _soften(args, scores, blocks, low, high):
     scale = v.splat(v.float_of(args[SCALE]))
     lowest = types.float32(-3.0e38)
     best = v.splat(lowest)
+    whole, end = (low + BLOCK - 1) // BLOCK, high // BLOCK
     for j in range(blocks):
-        seen = v.keep(v.load(scores + j * 64), low - j * 16, high - j * 16, lowest)
+        seen = v.load(scores + j * 64)
+        if j < whole or j >= end:
+            seen = v.keep(seen, low - j * 16, high - j * 16, lowest)
         best = v.larger(seen, best)
     top = v.splat(v.largest(best))
     summed = v.splat(types.float32(0.0))
     for j in range(blocks):
         above = v.times(v.subtract(v.load(scores + j * 64), top), scale)
         weight = v.exponential(above)
-        weight = v.keep(weight, low - j * 16, high - j * 16, types.float32(0.0))
+        if j < whole or j >= end:
+            weight = v.keep(weight, low - j * 16, high - j * 16, types.float32(0.0))
         summed = v.add(summed, weight)
         store(args[HALF], scores + (j * 64 >> args[HALF]), weight)
     return v.total(summed)
@@ -180,6 +190,42 @@ def _mix_steps(args, rows, weights, values, steps, mixed):
 
 
 @njit(error_model="numpy")
+def _mix_blocks(args, item, rows, weights, first_block, count, mixed):
+    """mixed[m] += the weights and values of so many whole blocks"""
+    half, dim = args[HALF], args[HEAD_DIM]
+    table = args[TABLES] + (item[SEQ] * args[TABLE_WIDTH] + first_block) * 8
+    head_bytes = BLOCK * dim * (4 >> half)
+    values, size = args[V] + item[HEAD] // args[GROUP] * head_bytes, head_bytes * args[KV_HEADS]
+    stride, steps = args[SCORE_STRIDE], count * BLOCK >> half
+    for d in range(0, dim * 4, 128):
+        multiply_paged(
+            half, rows, weights, stride, values + d, table, size, steps, mixed + d, dim * 4
+        )
+
+
+@njit(error_model="numpy")
+def _mix_block(args, item, rows, index, begin, end, weights, mixed, spare):
+    """mixed[m] += the weights and values of the keys [begin, end) of one block"""
+    half, dim = args[HALF], args[HEAD_DIM]
+    values = args[V] + _block_at(args, item, index)
+    if begin == 0 and end == BLOCK and _by_library(args, item):
+        numbers = args[SCORE_STRIDE] >> 1
+        v.library_product(
+            args[PRODUCT], rows, dim, BLOCK, numbers, dim, dim, 1, weights, values, mixed, 1
+        )
+        return
+    step, stop = (begin + half) >> half, end >> half
+    if step << half > begin:
+        _single(args, values + (step - 1) * dim * 4, 1, spare)
+        _mix_steps(args, rows, weights + (step - 1) * 4, spare, 1, mixed)
+    if stop > step:
+        _mix_steps(args, rows, weights + step * 4, values + step * dim * 4, stop - step, mixed)
+    if end > stop << half:
+        _single(args, values + stop * dim * 4, 0, spare)
+        _mix_steps(args, rows, weights + stop * 4, spare, 1, mixed)
+
+
+@njit(error_model="numpy")
 def _mix(args, item, following, rows, first, last, weights, mixed, spare):
     """mixed[m] = sum_j weights[m, j] V[j] over the keys [first, last); weights begin with the block
     of `first`."""
@@ -188,26 +234,20 @@ def _mix(args, item, following, rows, first, last, weights, mixed, spare):
     for i in range(rows * dim // 16):
         v.store(mixed + i * 64, zero)
     first_block, stop_block = first // BLOCK, (last + BLOCK - 1) // BLOCK
-    for index in range(first_block, stop_block):
-        values = args[V] + _block_at(args, item, index)
-        _fetch(args, item, following, stop_block - first_block + index - first_block + AHEAD)
+    # A prompt's blocks are in a cache, one token's come from memory and are asked for one by one.
+    at_once = item[VALID_STEP] != 0 and not _by_library(args, item)
+    index = first_block
+    while index < stop_block:
         a = weights + ((index - first_block) * 64 >> half)
         begin, end = max(first - index * BLOCK, 0), min(last - index * BLOCK, BLOCK)
-        if begin == 0 and end == BLOCK and _by_library(args, item):
-            numbers = args[SCORE_STRIDE] >> 1
-            v.library_product(
-                args[PRODUCT], rows, dim, BLOCK, numbers, dim, dim, 1, a, values, mixed, 1
-            )
+        if at_once and begin == 0 and end == BLOCK:
+            whole = last // BLOCK - index
+            _mix_blocks(args, item, rows, a, index, whole, mixed)
+            index += whole
             continue
-        step, stop = (begin + half) >> half, end >> half
-        if step << half > begin:
-            _single(args, values + (step - 1) * dim * 4, 1, spare)
-            _mix_steps(args, rows, a + (step - 1) * 4, spare, 1, mixed)
-        if stop > step:
-            _mix_steps(args, rows, a + step * 4, values + step * dim * 4, stop - step, mixed)
-        if end > stop << half:
-            _single(args, values + stop * dim * 4, 0, spare)
-            _mix_steps(args, rows, a + stop * 4, spare, 1, mixed)
+        _fetch(args, item, following, stop_block - first_block + index - first_block + AHEAD)
+        _mix_block(args, item, rows, index, begin, end, a, mixed, spare)
+        index += 1
 
 
 @njit(error_model="numpy")
@@ -258,6 +298,7 @@ def _item(args, index):
 @cfunc(SIGNATURE, error_model="numpy", cache=True)
 def attend(args):
     hold_multiply()
+    hold_multiply_paged()
     counter = v.address_of(args)
     scratch = args[SCRATCH] + v.next_index(counter + SLOT * 8) * args[SCRATCH_BYTES]
     row_bytes = args[HEAD_DIM] * (4 >> args[HALF])

@@ -35,10 +35,16 @@ class _Half(ir.Type):
 
 
 PAIRS = ir.VectorType(_Half(), 2 * LANES)
+HALVES = ir.VectorType(_Half(), LANES)
+
+
+def has_feature(name: str) -> bool:
+    """Return whether this processor has what LLVM names so."""
+    return bool(llvmlite.binding.get_host_cpu_features().get(name))
 
 
 def has_pair_product() -> bool:
-    return bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16"))
+    return has_feature("avx512bf16")
 
 
 def pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
@@ -62,6 +68,17 @@ def call(builder: ir.IRBuilder, name: str, result: ir.Type, *values: ir.Value) -
 
 def fused(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     return call(builder, "llvm.fma.v16f32", F32, a, b, c)
+
+
+def scaled(builder: ir.IRBuilder, value: ir.Value, power: ir.Value) -> ir.Value:
+    """Return value * 2^power; power: whole numbers from -126 to 128, the last of which may make it
+    infinite."""
+    if has_feature("avx512f"):
+        name, as_set = "llvm.x86.avx512.mask.scalef.ps.512", INT(4)
+        return call(builder, name, F32, value, power, value, SHORT(-1), as_set)
+    # What is not a number converts to anything and stays one through `value`.
+    exponent = builder.add(builder.fptosi(power, I32), every(I32, 127))
+    return builder.fmul(value, builder.bitcast(builder.shl(exponent, every(I32, 23)), F32))
 
 
 def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:

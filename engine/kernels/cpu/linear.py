@@ -13,7 +13,7 @@ from numba import cfunc, njit, types
 
 from engine.kernels.cpu import vectors as v
 from engine.kernels.cpu.products import hold_stream, put, stream
-from engine.kernels.cpu.tiles import BLOCK_ROWS, MAX_ROWS, block_memory, tile_memory
+from engine.kernels.cpu.tiles import AHEAD, BLOCK_ROWS, MAX_ROWS, block_memory, tile_memory
 
 (
     COUNTER,
@@ -36,6 +36,8 @@ are those of `library_linear`: a `Microkernel`."""
 ROWS_STEP = 16
 """A block of rows that is not full is multiplied in whole steps, then the rest: a library compiles
 for few sizes."""
+ROW_BYTES = 128
+"""The bytes of a row of a panel, and of a tile."""
 SIGNATURE = types.void(types.CPointer(types.int64))
 
 
@@ -52,6 +54,19 @@ def _start(args, tile, panel, rows):
         v.store(tile + row * 128 + 64, second)
 
 
+@njit(error_model="numpy")
+def _stream_panel(args, x, rows, weight, following, tile):
+    """tile += x W^T of the only rows that meet a panel: it is asked for a little ahead, and so is
+    the following one behind its end."""
+    half, steps, stride = args[HALF], args[STEPS], args[X_STRIDE]
+    before = max(0, steps - AHEAD // ROW_BYTES)
+    if before > 0:
+        ahead = weight + AHEAD
+        stream(half, rows, x, stride, weight, ahead, ROW_BYTES, before, tile, ROW_BYTES)
+    x, weight = x + before * 4, weight + before * ROW_BYTES
+    stream(half, rows, x, stride, weight, following, ROW_BYTES, steps - before, tile, ROW_BYTES)
+
+
 @cfunc(SIGNATURE, error_model="numpy", cache=True)
 def linear(args):
     hold_stream()
@@ -64,19 +79,24 @@ def linear(args):
     while index < total:
         behind = v.next_index(counter)
         first, panel = index // args[PANELS] * BLOCK_ROWS, index % args[PANELS]
-        weight = args[WEIGHT] + panel * steps * 128
-        following = args[WEIGHT] + behind % args[PANELS] * steps * 128
+        weight = args[WEIGHT] + panel * steps * ROW_BYTES
+        following = args[WEIGHT] + behind % args[PANELS] * steps * ROW_BYTES
         left = min(32, args[OUTPUTS] - panel * 32)
         last = min(first + BLOCK_ROWS, args[ROWS])
+        # Of several tiles each asks for a part of the following panel.
+        pace = ROW_BYTES // ((last - first + MAX_ROWS - 1) // MAX_ROWS)
         for row in range(first, last, MAX_ROWS):
             rows = min(MAX_ROWS, last - row)
             _start(args, tile, panel, rows)
             x, stride = args[X] + row * args[X_STRIDE], args[X_STRIDE]
-            further = following if row + rows == last else weight
-            stream(half, rows, x, stride, weight, further, steps, tile, 128)
+            if pace == ROW_BYTES:
+                _stream_panel(args, x, rows, weight, following, tile)
+            else:
+                stream(half, rows, x, stride, weight, following, pace, steps, tile, ROW_BYTES)
+                following += pace * steps
             for i in range(rows):
                 y = args[Y] + (row + i) * args[Y_STRIDE] + panel * 32 * size
-                put(half, tile + i * 128, y, left)
+                put(half, tile + i * ROW_BYTES, y, left)
         index = behind
 
 

@@ -32,8 +32,8 @@ def _declared(name: str) -> Any:
         rows: Any,
         a: Any,
         a_stride: Any,
-        b0: Any,
-        b1: Any,
+        b: Any,
+        b_place: Any,
         b_stride: Any,
         steps: Any,
         c: Any,
@@ -47,14 +47,16 @@ def _declared(name: str) -> Any:
     return call
 
 
-def _definition(names: Sequence[str], streamed: bool) -> Any:
-    """names: of the product on float32 and of that on bfloat16."""
+def _definition(names: Sequence[str], *layouts: tiles.Layout, counts: Sequence[int]) -> Any:
+    """names: of the product on float32 and of that on bfloat16. layouts: alike. counts: the rows of
+    their tiles."""
 
     @intrinsic
     def hold(context: Any) -> Any:
         def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
-            for name, step_product in zip(names, (tiles.words, tiles.pairs), strict=True):
-                tiles.emit_product(builder.module, PREFIX + name, step_product, streamed)
+            both = zip(names, (tiles.words, tiles.pairs), layouts, strict=True)
+            for name, step_product, layout in both:
+                tiles.emit_product(builder.module, PREFIX + name, step_product, layout, counts)
 
         return types.void(), generate
 
@@ -62,10 +64,17 @@ def _definition(names: Sequence[str], streamed: bool) -> Any:
 
 
 PLAIN, STREAMED = ("words", "pairs"), ("streamed_words", "streamed_pairs")
+PAGED = ("paged_words", "paged_pairs")
 _words, _pairs = map(_declared, PLAIN)
 _streamed_words, _streamed_pairs = map(_declared, STREAMED)
-hold_multiply, hold_stream = _definition(PLAIN, False), _definition(STREAMED, True)
-"""The definitions of what `multiply` and `stream` call: one of them in each kernel that does."""
+_paged_words, _paged_pairs = map(_declared, PAGED)
+hold_multiply = _definition(PLAIN, tiles.two_halves, tiles.two_halves, counts=tiles.ROWS)
+hold_stream = _definition(STREAMED, tiles.one_stretch, tiles.one_stretch, counts=tiles.ROWS)
+hold_multiply_paged = _definition(
+    PAGED, tiles.in_blocks(4), tiles.in_blocks(3), counts=tiles.PROMPT_ROWS
+)
+"""The definitions of what `multiply`, `stream` and `multiply_paged` call: those of them in each
+kernel that does."""
 
 
 @njit(error_model="numpy")
@@ -79,12 +88,23 @@ def multiply(half, rows, a, a_stride, b0, b1, b_stride, steps, c, c_stride):
 
 
 @njit(error_model="numpy")
-def stream(half, rows, a, a_stride, b, following, steps, c, c_stride):
-    """As `multiply` with a B in one stretch of memory; what is read next begins at `following`."""
+def stream(half, rows, a, a_stride, b, ahead, pace, steps, c, c_stride):
+    """As `multiply` with a B in one stretch of memory; with each step `pace` bytes more of what is
+    at `ahead` are asked for."""
     if half:
-        _streamed_pairs(rows, a, a_stride, b, following, 0, steps, c, c_stride)
+        _streamed_pairs(rows, a, a_stride, b, ahead, pace, steps, c, c_stride)
     else:
-        _streamed_words(rows, a, a_stride, b, following, 0, steps, c, c_stride)
+        _streamed_words(rows, a, a_stride, b, ahead, pace, steps, c, c_stride)
+
+
+@njit(error_model="numpy")
+def multiply_paged(half, rows, a, a_stride, b, table, size, steps, c, c_stride):
+    """As `multiply` with a B in blocks of 16 keys: the n-th is table[n] * size bytes from `b`, and
+    its rows are as far apart as those of C."""
+    if half:
+        _paged_pairs(rows, a, a_stride, b, table, size, steps, c, c_stride)
+    else:
+        _paged_words(rows, a, a_stride, b, table, size, steps, c, c_stride)
 
 
 @njit(error_model="numpy")

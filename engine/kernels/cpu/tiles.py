@@ -8,7 +8,7 @@ the steps, whatever the other rows: results do not depend on the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -24,12 +24,16 @@ MAX_ROWS = 12
 BLOCK_ROWS = 96
 """Rows of x that stay in the cache while panels pass."""
 COLUMNS = 2 * LANES
-ROWS = (12, 8, 6, 4, 3, 2, 1)
-"""Rows of tiles that there is code for."""
+ROWS, PROMPT_ROWS = (12, 8, 6, 4, 3, 2, 1), (12, 4, 1)
+"""The rows of tiles that there is code for: of any product, and of one over a prompt, which has
+few other tiles than the largest. Each takes part of a second to compile."""
 NUM_ARGUMENTS = 9
 AHEAD = 8192
-"""Bytes of B asked for before they are needed: what the processor fetches by itself comes too late.
-Measured on one core with B in memory, of 8 to 32 rows of A: 1.3-1.5 times as fast."""
+"""Bytes of B asked for before they are needed, where no other rows are multiplied meanwhile: what
+the processor fetches by itself comes too late. Measured on one core with B in memory, of 8 to 32
+rows of A: 1.3-1.5 times as fast."""
+Columns = Callable[[ir.IRBuilder, ir.Value], list[ir.Value]]
+"""Loads the two vectors of B of a step."""
 
 
 @intrinsic
@@ -81,37 +85,87 @@ def pairs(builder: ir.IRBuilder, acc: ir.Value, a: ir.Value, b: ir.Value) -> ir.
     return acc
 
 
-def emit_product(module: ir.Module, name: str, step_product: Any, streamed: bool) -> None:
-    """Define a function of C += A B for any number of rows, as many at once as there is code for.
-    Arguments are int64: rows, a, its stride, b0, b1, b_stride, steps, c, its stride. A row of B has
-    two halves, at b0 and b1, b_stride apart from those of the next row. streamed: it lies in one
-    stretch of memory from b0 on, and what is read next begins at b1."""
+def emit_product(
+    module: ir.Module, name: str, step_product: Any, layout: Layout, counts: Sequence[int]
+) -> None:
+    """Define a function of C += A B for any number of rows, as many at once as `counts` has, the
+    largest first, down to 1. Arguments are int64: rows, a, its stride, three of B's layout, steps,
+    c, its stride."""
     kind = ir.FunctionType(ir.VoidType(), [e.LONG] * NUM_ARGUMENTS)
     function = cgutils.get_or_insert_function(module, kind, name)
     function.linkage = "weak_odr"  # kept though nothing beside it calls it
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    rows, a, stride, b0, b1, b_stride, steps, c, c_stride = function.args
-    places = (b0, b1, b_stride, None)
-    if streamed:
-        places = (b0, builder.add(b0, e.LONG(64)), e.LONG(4 * COLUMNS), b1)
+    rows, a, stride, b, b_place, b_stride, steps, c, c_stride = function.args
+    columns = layout(b, b_place, b_stride, c_stride)
 
     def tile(count: int, a: ir.Value, c: ir.Value) -> None:
-        _tile_loop(builder, count, step_product, (a, stride), places, steps, (c, c_stride))
+        _tile_loop(builder, count, step_product, (a, stride), columns, steps, (c, c_stride))
 
-    _in_tiles(builder, rows, (a, stride), (c, c_stride), tile)
+    _in_tiles(builder, counts, rows, (a, stride), (c, c_stride), tile)
     builder.ret_void()
+
+
+Layout = Callable[[ir.Value, ir.Value, ir.Value, ir.Value], Columns]
+"""Says where B lies, by three arguments of the product and C's stride."""
+
+
+def two_halves(b0: ir.Value, b1: ir.Value, stride: ir.Value, _: ir.Value) -> Columns:
+    """A row of B has two halves, at b0 and b1, `stride` apart from those of the next row."""
+
+    def columns(builder: ir.IRBuilder, step: ir.Value) -> list[ir.Value]:
+        down = builder.mul(step, stride)
+        return [_vector(builder, builder.add(half, down)) for half in (b0, b1)]
+
+    return columns
+
+
+def one_stretch(b: ir.Value, ahead: ir.Value, pace: ir.Value, _: ir.Value) -> Columns:
+    """B lies in one stretch of memory. With each step `pace` bytes more from `ahead` on are asked
+    for, at most two lines: what is needed next comes while this is multiplied."""
+
+    def columns(builder: ir.IRBuilder, step: ir.Value) -> list[ir.Value]:
+        wanted = builder.add(ahead, builder.mul(step, pace))
+        for line in (0, 64):
+            e.prefetch(builder, builder.add(wanted, e.LONG(line)))
+        row = builder.add(b, builder.mul(step, e.LONG(4 * COLUMNS)))
+        return [_vector(builder, builder.add(row, e.LONG(half))) for half in (0, 64)]
+
+    return columns
+
+
+def in_blocks(shift: int) -> Layout:
+    """2^shift rows of B lie in a block, of which a table has the numbers. Arguments: the first
+    block, the table and the size of a block; rows are as far apart as those of C."""
+
+    def layout(b: ir.Value, table: ir.Value, size: ir.Value, stride: ir.Value) -> Columns:
+        def columns(builder: ir.IRBuilder, step: ir.Value) -> list[ir.Value]:
+            entry = builder.shl(builder.lshr(step, e.LONG(shift)), e.LONG(3))
+            place = e.pointer(builder, builder.add(table, entry))
+            block = builder.mul(builder.load(place, typ=e.LONG, align=8), size)
+            down = builder.mul(builder.and_(step, e.LONG((1 << shift) - 1)), stride)
+            row = builder.add(b, builder.add(block, down))
+            return [_vector(builder, builder.add(row, e.LONG(half))) for half in (0, 64)]
+
+        return columns
+
+    return layout
+
+
+def _vector(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    return builder.load(e.pointer(builder, address), typ=e.I32, align=4)
 
 
 def _in_tiles(
     builder: ir.IRBuilder,
+    counts: Sequence[int],
     rows: ir.Value,
     a: tuple[ir.Value, ir.Value],
     c: tuple[ir.Value, ir.Value],
     tile: Callable[[int, ir.Value, ir.Value], None],
 ) -> None:
-    """Compute `rows` rows by `tile(count, a, c)` of the counts in ROWS, the largest first."""
+    """Compute `rows` rows by `tile(count, a, c)`."""
     left, at_a, at_c = (cgutils.alloca_once_value(builder, x) for x in (rows, a[0], c[0]))
-    for count in ROWS:
+    for count in counts:
         wanted, body, done = (
             builder.append_basic_block(f"{name}_{count}") for name in ("wanted", "body", "done")
         )
@@ -188,12 +242,11 @@ def _tile_loop(
     rows: int,
     step_product: Any,
     a: tuple[ir.Value, ir.Value],
-    b: tuple[ir.Value, ir.Value, ir.Value, ir.Value | None],
+    columns_of: Columns,
     steps: ir.Value,
     c: tuple[ir.Value, ir.Value],
 ) -> None:
-    """b: the two halves of its first row, how far rows are apart, and where reading goes on, if it
-    is one stretch. Steps > 0."""
+    """C[rows, 32] += A B. Steps > 0."""
     places = [
         builder.add(start, e.LONG(64 * half))
         for start in _row_starts(builder, rows, c)
@@ -203,16 +256,7 @@ def _tile_loop(
     row_starts = _row_starts(builder, rows, a)
 
     def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        down = builder.mul(step, b[2])
-        columns = [
-            builder.load(e.pointer(builder, builder.add(start, down)), typ=e.I32, align=4)
-            for start in b[:2]
-        ]
-        if b[3] is not None:
-            size = builder.mul(steps, b[2])
-            for half in (0, 64):
-                further = builder.add(b[3], e.LONG(half))
-                _ask_ahead(builder, builder.add(b[0], e.LONG(half)), further, down, size)
+        columns = columns_of(builder, step)
         grown = []
         for row, start in enumerate(row_starts):
             word = _word(builder, start, step)

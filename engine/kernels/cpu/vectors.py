@@ -64,9 +64,15 @@ def load_half(context: Any, address: Any) -> Any:
 
 @intrinsic
 def store_half(context: Any, address: Any, value: Any) -> Any:
-    """16 bfloat16, rounded to the nearest, ties to even; what is not a number stays so"""
+    """16 bfloat16, rounded to the nearest, ties to even; what is not a number stays so. Where there
+    is AVX-512 BF16, subnormal numbers become 0, as they do in its products."""
 
     def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
+        if e.has_pair_product():
+            name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
+            halves = e.call(builder, name, e.HALVES, args[1])
+            builder.store(halves, e.pointer(builder, args[0]), align=2)
+            return
         bits = builder.bitcast(args[1], e.I32)
         odd = builder.and_(builder.lshr(bits, e.every(e.I32, 16)), e.every(e.I32, 1))
         up = builder.add(bits, builder.add(odd, e.every(e.I32, 0x7FFF)))
@@ -216,16 +222,17 @@ expf)."""
 
 @intrinsic
 def exponential(context: Any, value: Any) -> Any:
-    """e^value to 2 units in the last place; 0 below -87, as of -inf; inf above 88"""
+    """e^value to 2 units in the last place; 0 below -87, as of -inf; inf above 88.8"""
 
     def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
-        x = args[0]
+        # Comparisons are false of what is not a number, so that it stays what it is.
+        x, low, high = args[0], e.every(e.F32, -88.0), e.every(e.F32, 89.0)
         tiny = builder.fcmp_ordered("<", x, e.every(e.F32, -87.0))
-        huge = builder.fcmp_ordered(">", x, e.every(e.F32, 88.0))
-        outside = builder.or_(tiny, huge)
-        safe = builder.select(outside, e.every(e.F32, 0.0), x)
-        scaled = builder.fmul(safe, e.every(e.F32, LOG2_E))
-        power = e.call(builder, "llvm.rint.v16f32", e.F32, scaled)
+        safe = builder.select(builder.fcmp_ordered(">", low, x), low, x)
+        safe = builder.select(builder.fcmp_ordered("<", high, safe), high, safe)
+        power = e.call(
+            builder, "llvm.rint.v16f32", e.F32, builder.fmul(safe, e.every(e.F32, LOG2_E))
+        )
         rest = e.fused(builder, power, e.every(e.F32, -LN_2_HIGH), safe)
         rest = e.fused(builder, power, e.every(e.F32, -LN_2_LOW), rest)
         curve = e.every(e.F32, EXP_COEFFICIENTS[0])
@@ -233,12 +240,7 @@ def exponential(context: Any, value: Any) -> Any:
             curve = e.fused(builder, curve, rest, e.every(e.F32, coefficient))
         curve = e.fused(builder, builder.fmul(curve, rest), rest, rest)
         curve = builder.fadd(curve, e.every(e.F32, 1.0))
-        # What is not a number converts to anything and stays one through `curve`.
-        exponent = builder.add(builder.fptosi(power, e.I32), e.every(e.I32, 127))
-        result = builder.fmul(
-            curve, builder.bitcast(builder.shl(exponent, e.every(e.I32, 23)), e.F32)
-        )
-        result = builder.select(huge, e.every(e.F32, float("inf")), result)
+        result = e.scaled(builder, curve, power)
         return builder.select(tiny, e.every(e.F32, 0.0), result)
 
     return vector(vector), generate

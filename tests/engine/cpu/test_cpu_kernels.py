@@ -210,6 +210,14 @@ def test_norm_and_gate(dtype: torch.dtype, rows: int) -> None:
     assert error(swiglu(gate_up), torch.nn.functional.silu(gate) * up) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gate_of_extremes(dtype: torch.dtype) -> None:
+    gate = torch.tensor([-3e38, -1e4, -89.0, -88.5, -88.0, -87.0, -20.0, 0.0] * 4).to(dtype)
+    gate = torch.cat((gate, -gate))
+    found = swiglu(torch.cat((gate, torch.ones_like(gate)))[None])
+    assert error(found, torch.nn.functional.silu(gate.double())[None]) < TOLERANCE[dtype]
+
+
 def _normed(x: Tensor, weight: Tensor) -> Tensor:
     x = x.double()
     return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
