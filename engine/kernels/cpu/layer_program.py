@@ -3,7 +3,8 @@
 Knows neither layers nor operations, but for the arguments that differ from step to step: those of
 attention, which its plan hands over.
 
-A layer is nine kernels of some ten microseconds each; from Python each call costs as much again.
+A layer is nine kernels of some ten microseconds each; from Python each call costs as much again,
+and more where a large step has emptied the caches between two of them.
 While a `Recorder` is active, kernels run as always and their arguments are kept. Playing them again
 needs the same memory: what a layer allocates comes from one of two arenas, by turns, because a
 layer reads what the one before it left. Anything else that touches a tensor meanwhile would be
@@ -13,6 +14,7 @@ missing when the program is played, so it makes the recording void.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,9 +34,13 @@ Layers = Callable[[Tensor, Callable[[], None]], Pair]
 """Runs all layers on a residual stream, which it changes; calls the function before each layer.
 Returns what the last layer has to add, and the stream."""
 
-MAX_TOKENS = 64
-"""The largest step that is replayed; larger ones spend their time in the kernels and run as
-usual."""
+MAX_TOKENS = 512
+"""The largest step that is replayed."""
+SMALL_TOKENS = 64
+"""Steps of up to so many tokens are recorded when they first come, and choose their threads. Larger
+ones have many sizes, of which most never come again."""
+KEPT_SIZES = 32
+"""The number of latest steps that are remembered though not recorded: one of the same size is."""
 MAX_PROGRAMS = 256
 MAX_ALLOCATIONS = 32
 """The bound on allocations of one layer."""
@@ -168,14 +174,19 @@ class LayerPrograms:
         self._arena_bytes = MAX_TOKENS * bytes_per_token + MAX_ALLOCATIONS * ALIGNMENT
         self._arenas: Arenas | None = None
         self._programs: dict[tuple[int, int], Program | None] = {}
+        self._sizes: deque[tuple[int, int]] = deque(maxlen=KEPT_SIZES)
+        """The large steps that came once."""
         self._team = Team(torch.get_num_threads())
 
     def run(self, residual: Tensor, varying: Varying, cache: int, layers: Layers) -> Pair:
         """Return what `layers` returns for `residual`. cache: address of the KV cache, another one
         is another program.
         """
-        key = (len(residual), cache)
+        key, is_small = (len(residual), cache), len(residual) <= SMALL_TOKENS
         if key not in self._programs:
+            if not is_small and key not in self._sizes:
+                self._sizes.append(key)
+                return layers(residual, do_nothing)
             if len(self._programs) >= MAX_PROGRAMS:
                 self._programs.clear()
                 self._team.forget()
@@ -183,6 +194,8 @@ class LayerPrograms:
         program = self._programs[key]
         if program is None:
             return layers(residual, do_nothing)
+        if not is_small:
+            return program.play(residual, varying, torch.get_num_threads())
         if self._team.size != torch.get_num_threads():  # nobody plays on more than others expect
             self._team = Team(torch.get_num_threads())
         threads = self._team.choose(key)

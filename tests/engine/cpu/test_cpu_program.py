@@ -59,6 +59,23 @@ def test_a_program_is_played_on_new_values(threads: int) -> None:
     assert len(calls) == 2 * 4 + 2, "recorded once"
 
 
+def test_a_large_step_is_recorded_when_its_size_comes_again() -> None:
+    torch.set_num_threads(2)
+    programs, calls = LayerPrograms(4096), []
+
+    def seen(x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return x
+
+    layers = twice(seen)
+    for size in [300, 301, 300, 300, 300, 302]:
+        x = torch.randn(size, 32)
+        expected = twice(lambda x: x)(x.clone(), cpu_program.do_nothing)
+        found = run(programs, x, layers)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert calls == [300, 300, 301, 301, 300, 300, 302, 302], "run, run, recorded, played, played"
+
+
 def test_what_another_operator_does_is_done_every_time() -> None:
     programs = LayerPrograms(4096)
     layers = twice(lambda x: x * 2)
