@@ -161,6 +161,20 @@ def test_what_is_hardly_faster_does_not_replace_our_tiles(
     assert not any(map(any, choose(tmp_path, fake).values()))
 
 
+def test_what_was_in_the_way_of_our_tiles_for_a_moment_does_not_decide(
+    asking: Callable[[], None], tmp_path: Path
+) -> None:
+    """Less than half of the time of a question, of which there are fifteen in half a second."""
+
+    def disturbed(shape: Shape, rows: int, way: str) -> float:
+        is_disturbed = fake.now_s < 0.01 and way == OWN
+        return 5e-4 if is_disturbed else 1e-4
+
+    fake = FakeWays(disturbed)
+    assert not any(map(any, choose(tmp_path, fake).values()))
+    assert fake.now_s > 0.01
+
+
 @pytest.mark.parametrize("seconds", [1e-5, 0.004, 0.03])
 def test_all_questions_share_one_budget(
     asking: Callable[[], None], tmp_path: Path, seconds: float
