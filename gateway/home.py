@@ -64,6 +64,7 @@ class Home:
         self.commits = self.root / "commits.json"
         self.worker_settings = self.run / "settings.json"
         self.metrics = self.run / "metrics"
+        self.drain_marks = self.run / "drain_marks"
 
     @property
     def name(self) -> str:

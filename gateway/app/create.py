@@ -52,6 +52,7 @@ from gateway.cache_report.leases import CacheLeases, both, place_of
 from gateway.cache_report.report import CacheReport
 from gateway.db import POOL_SIZE, ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.files.store import open_files
+from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet
 from gateway.health.readiness import Readiness
@@ -355,6 +356,7 @@ async def open_services(
         spool=spool,
         shipper=shipper,
         engines=models.engines,
+        drain_marks=models.drain_marks,
         rooms=models.rooms,
         authorization=auth.authorization,
         federation=auth.federation,
@@ -614,8 +616,10 @@ async def open_models(
         )
 
     stack, threads = resources.stack, PrepareThreads()
+    marks = DrainMarks(Home(settings.home).drain_marks)
     stack.callback(threads.close)
-    models = ServedModels(connect, threads, leases.asked)
+    stack.callback(marks.close)
+    models = ServedModels(connect, threads, leases.asked, marks)
     wanted = await models.prepare(settings, wait_s=START_WAIT_S)
     models.swap(wanted)
     leases.watch({place_of(each): client for each, client in models.clients.items()})

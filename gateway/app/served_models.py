@@ -18,6 +18,7 @@ import msgspec
 from engine.errors import EngineUnavailable
 from engine.transport.client import EngineClient
 from foundation.retirement import Retirement
+from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import OnAsked
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
@@ -84,15 +85,18 @@ def what_makes(settings: Settings) -> tuple[object, ...]:
 
 class ServedModels:
     """The models of one worker. `connect` starts no client. `on_asked`: hears what engines are
-    asked to keep."""
+    asked to keep. `marks`: of engines that get nothing new."""
 
-    def __init__(self, connect: Connect, threads: PrepareThreads, on_asked: OnAsked) -> None:
+    def __init__(
+        self, connect: Connect, threads: PrepareThreads, on_asked: OnAsked, marks: DrainMarks
+    ) -> None:
         self.fleet = Fleet(())
         self.engines: dict[str, Mapping[str, EngineClient]] = {}
         """By model name and by the replica's name, as of now."""
         self.rooms: dict[str, Sequence[WaitingRoom]] = {}
         """By model name, as of now."""
         self._connect, self._threads, self._on_asked = connect, threads, on_asked
+        self.drain_marks = marks
         self._served: dict[str, ServedModel] = {}
         self._clients: dict[EngineKey, EngineClient] = {}
         self._uses: dict[EngineKey, int] = {}
@@ -167,6 +171,7 @@ class ServedModels:
             rooms,
             threads=self._threads,
             on_asked=self._on_asked,
+            marks=self.drain_marks,
         )
         try:
             routes = tuple(await asyncio.to_thread(make))
@@ -243,6 +248,7 @@ def routes_of(
     rooms: Sequence[WaitingRoom | None],
     threads: PrepareThreads,
     on_asked: OnAsked,
+    marks: DrainMarks,
 ) -> list[Route]:
     """Make the routes of a model and its adapters. Blocks: it reads a tokenizer."""
     if not clients:
@@ -250,7 +256,7 @@ def routes_of(
     else:
         from gateway.fleet.engine.routes import engine_routes  # loads the tokenizers library
 
-        routes = list(engine_routes(model, clients, threads, on_asked))
+        routes = list(engine_routes(model, clients, threads, on_asked, marks))
     compat = settings.compat
     ignores_unknown = (model.unknown_fields or compat.unknown_fields) == "ignore"
     speaks_vllm = (model.dialect or compat.dialect) == "vllm"

@@ -37,6 +37,8 @@ class ReplicaHealth(msgspec.Struct, frozen=True, kw_only=True):
     available: bool
     num_running: int = 0
     num_waiting: int = 0
+    is_drained: bool = False
+    """It ends what it runs, and gets nothing new."""
     backlog: float = 0.0
     """For an upstream, the local backlog: 0 if one more request would be sent at once."""
 

@@ -126,24 +126,24 @@ class Fleet:
         return apart[0] if len(apart) == 1 else None
 
     def order(self, route: Route, affinity: bytes | None = None) -> Sequence[Replica]:
-        """Return all of them, the best first: healthy ones before failing ones, then by load
-        (engines) or by what waits here for them (upstreams), then drawn by weight. With an affinity
-        the draw is the same each time, and small differences of load count for nothing."""
+        """Return all that are not drained, the best first: healthy ones before failing ones, then
+        by load (engines) or by what waits here for them (upstreams), then drawn by weight. With an
+        affinity the draw is the same each time, and small differences of load count for nothing."""
         if len(route.replicas) == 1:
             return route.replicas
-        health = [each.health() for each in route.replicas]
-        loads = [
-            load_of(state, each.weight, route.kind)
-            for each, state in zip(route.replicas, health, strict=True)
-        ]
+        found = [(each, each.health()) for each in route.replicas]
+        # Where all are, a change of settings took away the last one that was not.
+        found = [each for each in found if not each[1].is_drained] or found
+        replicas, health = zip(*found, strict=True)
+        loads = [load_of(state, each.weight, route.kind) for each, state in found]
         if affinity is not None:
             mean = statistics.fmean(loads)
             most = mean + max(BUSIER * mean, BUSIER_REQUESTS)
             loads = [0.0 if load <= most else load for load in loads]
-        draws = self._draws(route, affinity)
-        failing = map(self._is_failing, route.replicas, health)
+        draws = self._draws(replicas, affinity)
+        failing = map(self._is_failing, replicas, health)
         ranks = zip(failing, loads, draws, strict=True)
-        ranked = sorted(zip(ranks, route.replicas, strict=True), key=lambda each: each[0])
+        ranked = sorted(zip(ranks, replicas, strict=True), key=lambda each: each[0])
         return [replica for _, replica in ranked]
 
     def report(self, replica: Replica, *, ok: bool) -> None:
@@ -173,12 +173,12 @@ class Fleet:
         cools_down = failures is not None and self._clock() < failures.until
         return cools_down or not health.available
 
-    def _draws(self, route: Route, affinity: bytes | None) -> Sequence[float]:
+    def _draws(self, replicas: Sequence[Replica], affinity: bytes | None) -> Sequence[float]:
         """Draw exponential numbers, divided by the weights: they order by weight without
         replacement (Efraimidis and Spirakis, 2006)."""
         if affinity is None:
-            return [self._rng.expovariate(each.weight) for each in route.replicas]
-        return [-math.log(uniform(affinity, each.name)) / each.weight for each in route.replicas]
+            return [self._rng.expovariate(each.weight) for each in replicas]
+        return [-math.log(uniform(affinity, each.name)) / each.weight for each in replicas]
 
 
 def load_of(health: ReplicaHealth, weight: int, kind: ModelKind) -> float:

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from engine.errors import EngineUnavailable
 from engine.options import EngineOptions
 from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet, end_tasks
+from gateway.fleet.drain_marks import DrainMarks
 from gateway.home import Home, engine_number
 from gateway.installation.model_versions import (
     MAX_PROBLEM_CHARS,
@@ -142,6 +143,10 @@ class EngineSet:
         self.on_change: Callable[[], None] = lambda: None
         """Called when `versions` tells something else, but for the steps of a start."""
 
+    @cached_property
+    def _drain_marks(self) -> DrainMarks:
+        return DrainMarks(self._home.drain_marks)
+
     @property
     def all(self) -> list[RunningEngine]:
         return [*self._engines.values(), *self._retiring.values()]
@@ -156,23 +161,27 @@ class EngineSet:
         return [*(each.look() for each in self.all), *self._failed]
 
     def place(self, models: Sequence[ModelConfig]) -> tuple[ModelConfig, ...]:
-        """Give each model the engines that run as it wants them, those of the lowest numbers first,
-        and for those that are missing the addresses of ones that will. An engine that would only
-        get another share of the machine stays as it runs: its next start gives it its new share."""
+        """Give each model the engines that run as it wants them, those of the lowest numbers first
+        and drained ones last, and for those that are missing the addresses of ones that will. An
+        engine that would only get another share of the machine stays as it runs: its next start
+        gives it its new share."""
         taken = {engine_number(each.address) for each in self.all}
         placed: list[ModelConfig] = []
         for model in models:
             if model.starts_engine:
-                kept = self._kept(model)[: len(model.engines)]
+                kept = self._kept(model)
                 fresh = (self._beside(each, taken) for each in model.engines[len(kept) :])
                 model = msgspec.structs.replace(model, engines=(*kept, *fresh))
             placed.append(model)
         return tuple(placed)
 
     def _kept(self, model: ModelConfig) -> list[str]:
-        wanted = process_of(model)
-        found = (each for each in self._engines.values() if process_of(each.model) == wanted)
-        return sorted((each.address for each in found), key=engine_number)
+        """Return the engines that go on running it, no more than it wants."""
+        wanted, marks = process_of(model), self._drain_marks
+        running = (each for each in self._engines.values() if process_of(each.model) == wanted)
+        numbers = {engine_number(each.address): each.address for each in running}
+        best = sorted(numbers, key=lambda number: (number in marks, number))
+        return [numbers[each] for each in sorted(best[: len(model.engines)])]
 
     def _beside(self, address: str, taken: set[int]) -> str:
         """Return `address`, or that of the next number which is not `taken`, and take it."""
@@ -293,6 +302,7 @@ class EngineSet:
         used = {each.record for each in self.all if each.model.name == model.name}
         record = next(each for each in range(1, len(used) + 2) if each not in used)
         options = shared_options(model, settings.models)
+        self._drain_marks.remove(engine_number(address))  # an earlier one's of that number
         return RunningEngine(model, address, record, options, partial(self._start, settings))
 
     async def _start(self, settings: Settings, engine: RunningEngine) -> Child:

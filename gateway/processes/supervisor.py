@@ -158,11 +158,13 @@ class Supervisor:
         self._stop.set()
 
     def _clean_up(self) -> None:
-        """End what an earlier start left behind (it may hold the port), and forget its metrics."""
+        """End what an earlier start left behind (it may hold the port), and forget its metrics and
+        which of its engines were drained."""
         for name in end_leftovers(self.home.run):
             self._say(f"Ended {name}, left behind by an earlier start.")
         shutil.rmtree(self.home.metrics, ignore_errors=True)
         self.home.metrics.mkdir(mode=0o700)
+        self.home.drain_marks.unlink(missing_ok=True)
 
     async def _serve(self, listener: socket.socket) -> None:
         """Start everything, then keep it until cancelled."""

@@ -1,10 +1,11 @@
-"""`tollgate fleet status`: the replicas of all models, asked over HTTP as any operator would."""
+"""`tollgate fleet`: the replicas of all models, asked over HTTP as any operator would."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -43,9 +44,9 @@ COLUMNS = (
 )
 
 
-@click.group(epilog=examples("tollgate fleet status", "tollgate fleet status --json"))
+@click.group(epilog=examples("tollgate fleet status", "tollgate fleet drain penny/1"))
 def fleet() -> None:
-    """Show the replicas of all models."""
+    """Show the replicas of all models, and keep new requests from one."""
 
 
 @fleet.command(epilog=examples("tollgate fleet status", "tollgate fleet status --wide"))
@@ -74,3 +75,29 @@ def incomplete(replicas: Iterable[Mapping[str, Any]]) -> list[str]:
         for model, number in all_of.items()
         if serving[model] < number
     ]
+
+
+@fleet.command(epilog=examples("tollgate fleet drain penny/1", "tollgate fleet undrain penny/1"))
+@with_gateway
+@click.argument("replica")
+async def drain(gateway: Gateway, replica: str) -> None:
+    """Send nothing new to a replica; it ends what it runs.
+
+    So it stays, also when its engine is started again, until `undrain` or the next `tollgate up`.
+    It is of the home whose gateway answers. The last one that takes requests is not drained.
+    """
+    await change(gateway, replica, drained=True)
+
+
+@fleet.command(epilog=examples("tollgate fleet undrain penny/1"))
+@with_gateway
+@click.argument("replica")
+async def undrain(gateway: Gateway, replica: str) -> None:
+    """Send requests to a replica again."""
+    await change(gateway, replica, drained=False)
+
+
+async def change(gateway: Gateway, replica: str, *, drained: bool) -> None:
+    """Raises: GatewayError."""
+    found = await gateway.send("PATCH", f"{PATH}/{quote(replica)}", {"drained": drained})
+    click.echo(f"{found['id']} is {found['state']}, {found['num_running']} requests run there.")

@@ -8,7 +8,7 @@ only.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -87,6 +87,10 @@ CHAT_NAMES = {"prompt_token_ids": "messages", "logprobs": "top_logprobs"}
 """The engine's fields that a client knows under another name."""
 
 
+def never() -> bool:
+    return False
+
+
 class EngineReplica:
     """A model of one of our own engines, as a replica. `client` is connected, or connecting, by
     whoever made it; `close` closes it, and may do so once for each of several replicas that share
@@ -111,10 +115,13 @@ class EngineReplica:
         output_format: OutputFormat | None = None,
         options: FolderOptions = NO_OPTIONS,
         index: KvIndex | None = None,
+        is_drained: Callable[[], bool] = never,
     ) -> None:
-        """`index`: None: nobody says which of several engines has what cached."""
+        """`index`: None: nobody says which of several engines has what cached. `is_drained`: tells
+        whether it gets nothing new now."""
         self.name = name
         self._model = model or name
+        self._is_drained = is_drained
         self._options = options
         self.weight = weight
         self._adapter = adapter
@@ -138,13 +145,14 @@ class EngineReplica:
 
     def health(self) -> ReplicaHealth:
         if not self._client.connected:
-            return ReplicaHealth(name=self.name, available=False)
+            return ReplicaHealth(name=self.name, available=False, is_drained=self._is_drained())
         status = self._client.status
         return ReplicaHealth(
             name=self.name,
             available=True,
             num_running=status.num_running,
             num_waiting=status.num_waiting,
+            is_drained=self._is_drained(),
         )
 
     @property

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from engine.text.chat_template import ChatTemplate
 from engine.text.output_parser.output_format import OutputFormat
 from engine.text.tokenizer import Tokenizer
 from engine.transport.client import Engine
+from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.folder_options import read_folder_options
 from gateway.fleet.engine.kept_prefixes import OnAsked
-from gateway.fleet.engine.replica import EngineReplica
+from gateway.fleet.engine.replica import EngineReplica, never
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Route
+from gateway.home import engine_number
 from gateway.settings.models import ModelConfig
 
 log = logging.getLogger(__name__)
 
 
 def engine_routes(
-    model: ModelConfig, clients: Sequence[Engine], threads: PrepareThreads, on_asked: OnAsked
+    model: ModelConfig,
+    clients: Sequence[Engine],
+    threads: PrepareThreads,
+    on_asked: OnAsked,
+    marks: DrainMarks,
 ) -> Iterator[Route]:
     """Yield the model as it is, then its adapters: all of the same engines, one tokenizer, one
     template. `clients`: of the model's engines, in their order."""
@@ -51,6 +57,7 @@ def engine_routes(
                 on_asked=on_asked,
                 output_format=output_format,
                 options=options,
+                is_drained=drained_by(marks, model, address),
             )
             for address, client in zip(model.engines, clients, strict=True)
         )
@@ -61,3 +68,11 @@ def engine_routes(
             cache_contract=model.cache_contract,
             parent=model.name if adapter else None,
         )
+
+
+def drained_by(marks: DrainMarks, model: ModelConfig, address: str) -> Callable[[], bool]:
+    """Return what tells whether an engine is drained. The only one of its model never is."""
+    if len(model.engines) == 1:
+        return never
+    number = engine_number(address)
+    return lambda: number in marks

@@ -24,6 +24,7 @@ from gateway.auth.oauth.authorization import Authorization
 from gateway.batches.runner import BatchRunner
 from gateway.cache_report.report import CacheReport
 from gateway.files.store import FileStore
+from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.health.readiness import Readiness
 from gateway.inference.services import GenerationServices
@@ -91,6 +92,7 @@ class Services(msgspec.Struct, kw_only=True):
     shipper: Shipper
     engines: Mapping[str, Mapping[str, Engine]]
     """By model name and by the replica's name, as of now."""
+    drain_marks: DrainMarks
     rooms: Mapping[str, Sequence[WaitingRoom]] = {}
     """The waiting rooms of upstreams, by model name, as of now."""
     authorization: Authorization

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from engine.options import EngineOptions
 from engine.transport import usage_record
 from engine.transport.client import EngineClient
 from gateway.app.served_models import ServedModels
+from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import unheard
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.home import Home
@@ -78,8 +80,13 @@ class Installation:
         self.home.create()
         self.engines = EngineSet(self.home)
         self.threads = PrepareThreads()
-        self.models = ServedModels(lambda _, address: EngineClient(address), self.threads, unheard)
+        self.marks = DrainMarks(self.home.drain_marks)
+        self.models = ServedModels(
+            lambda _, address: EngineClient(address), self.threads, unheard, self.marks
+        )
         self.num_done = 0
+        self.asked: Counter[str] = Counter()
+        """The requests of each replica."""
 
     async def take_up(self, text: str) -> None:
         """Put a file in force as a reload does: what it wants beside what there is, then what
@@ -97,6 +104,7 @@ class Installation:
         """Generate once, as a request does: it holds its route until it is done."""
         route = self.models.fleet.routes[0]
         replica = self.models.fleet.order(route)[0]
+        self.asked[replica.name] += 1
         prepared = await replica.prepare(from_openai(BODY, "vllm"))
         attempt = os.urandom(8).hex()
         async for event in replica.stream(prepared, attempt_id=attempt, cache_salt=""):
@@ -167,6 +175,12 @@ async def test_engines_come_die_and_go_under_traffic(here: Installation) -> None
         await here.ask()  # at the others
     await here.until(lambda: client.connected and client.status.engine_id != before)
     async with here.traffic():
+        await here.until_all_have_worked()
+        here.marks.mark(1)
+        done, asked = here.num_done, here.asked["penny/1"]
+        await here.until(lambda: here.num_done > done + 2 * CLIENTS)
+        assert here.asked["penny/1"] == asked
+        here.marks.remove(1)
         await here.until_all_have_worked()
         await here.take_up(PENNY + "replicas = 1\n")
         await here.until(lambda: list(here.running()) == ["engine-0"])

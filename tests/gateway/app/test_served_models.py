@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from engine.transport.client import EngineClient
 from gateway.app import served_models
 from gateway.app.served_models import ServedModels
+from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import unheard
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Route
@@ -89,7 +90,8 @@ class ModelsThatComeAndGo(RuleBasedStateMachine):
         self.fails = False
         self.before = served_models.routes_of
         served_models.routes_of = self.routes_of  # type: ignore[assignment]
-        self.models = ServedModels(self.connect, self.threads, unheard)
+        marks = DrainMarks(Path(self.folder.name) / "drain_marks")
+        self.models = ServedModels(self.connect, self.threads, unheard, marks)
 
     def connect(self, name: str, address: str) -> EngineClient:
         self.clients.append(Client())

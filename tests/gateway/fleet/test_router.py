@@ -23,11 +23,16 @@ class RoutedReplica:
 
     def __init__(self, name: str, weight: int = 1, load: int = 0) -> None:
         self.name, self.weight, self.load = name, weight, load
-        self.available = True
+        self.available, self.is_drained = True, False
         self.calls: list[str] = []
 
     def health(self) -> ReplicaHealth:
-        return ReplicaHealth(name=self.name, available=self.available, num_running=self.load)
+        return ReplicaHealth(
+            name=self.name,
+            available=self.available,
+            num_running=self.load,
+            is_drained=self.is_drained,
+        )
 
     async def start(self) -> None:
         self.calls.append("start")
@@ -232,3 +237,13 @@ async def test_start_and_close_reach_every_replica() -> None:
     await fleet.start()
     await fleet.close()
     assert [place.calls for place in places] == [["start", "close"]] * 2
+
+
+def test_a_drained_replica_is_asked_by_nobody() -> None:
+    """Not even where all others fail; but where all are drained, they serve."""
+    first, second = RoutedReplica("a"), RoutedReplica("b", load=9)
+    fleet, route, _ = fleet_of(first, second, kind="engine")
+    first.is_drained, second.available = True, False
+    assert names(fleet, route) == names(fleet, route, key("chat 1")) == ["b"]
+    second.is_drained = True
+    assert sorted(names(fleet, route)) == ["a", "b"]

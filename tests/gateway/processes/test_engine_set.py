@@ -196,6 +196,10 @@ def test_replicas_come_beside_and_the_last_go_first(engines: Engines) -> None:
     assert (old.name, third.name) == ("penny/0", "penny/3")
     fewer = engines.read(PENNY + "replicas = 2\n" + OTHER.replace("other", "o"))
     assert addresses(fewer)["penny"] == "engine-0.sock engine-2.sock"
+    engines.set._drain_marks.mark(2)
+    drained = engines.read(PENNY + "replicas = 2\n" + OTHER.replace("other", "o"))
+    assert addresses(drained)["penny"] == "engine-0.sock engine-3.sock", "who is drained goes first"
+    engines.set._drain_marks.remove(2)
     gone = engines.set._part_with_unwanted(fewer.models)
     assert gone == [third] and third.look().state == "draining"
     other = engines.read(PENNY + "replicas = 2\n[engine]\nmax_num_seqs = 5\n")

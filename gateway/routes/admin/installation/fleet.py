@@ -1,5 +1,5 @@
-"""/v1/admin/fleet: each replica of each model, how full it is and how fast. For operators: replicas
-are the installation's.
+"""/v1/admin/fleet: each replica of each model, how full it is and how fast, and which of them get
+nothing new. For operators: replicas are the installation's.
 
 The figures of an engine are its own last word; what is known of an upstream is of the worker that
 answers.
@@ -12,21 +12,23 @@ from typing import Literal
 import msgspec
 
 from engine.protocol import ReplicaStatus
-from gateway.fleet.replica import Replica
+from gateway.audit.log import record
+from gateway.fleet.replica import Replica, ReplicaHealth
 from gateway.fleet.router import Route
-from gateway.health.component import GOOD, replica_component
+from gateway.health.component import GOOD, State, replica_component
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.pages import page_of
 from gateway.routes.shared.resource import AdminRequest, AdminResource
-from gateway.tenancy.errors import NotFound
+from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.wire.shared.page_query import PageQuery
 
 PATH = "/v1/admin/fleet"
+ONE = f"{PATH}/{{replica:path}}"
 
 
 class FleetReplicaView(msgspec.Struct, frozen=True, kw_only=True):
-    """`state`: serving, or what keeps it from that: unreachable, unauthorised, failing, resting.
-    Null: an upstream does not say it."""
+    """`state`: serving, or what keeps it from that: draining, drained (nothing runs there now),
+    unreachable, unauthorised, failing, resting. Null: an upstream does not say it."""
 
     object: Literal["fleet_replica"] = "fleet_replica"
     id: str
@@ -49,6 +51,13 @@ class FleetReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None
 
 
+class ReplicaPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`drained`: it ends what it runs and gets nothing new, until it is not drained any more or
+    `tollgate up` starts again."""
+
+    drained: bool
+
+
 class FleetReplica(msgspec.Struct, frozen=True, kw_only=True):
     """A replica and what its engine said last; None: it is away, or no engine of ours."""
 
@@ -64,7 +73,7 @@ def to_view(each: FleetReplica) -> FleetReplicaView:
         id=each.replica.name,
         model=each.route.model,
         kind=each.route.kind,
-        state="serving" if found.state in GOOD else found.state,
+        state=state_of(found.state, load),
         since=found.since,
         engine_id=None if status is None else status.engine_id,
         num_running=load.num_running,
@@ -74,6 +83,12 @@ def to_view(each: FleetReplica) -> FleetReplicaView:
         prefill_tokens_per_s=None if status is None else prefill_speed_of(status),
         max_model_len=None if status is None else status.max_model_len,
     )
+
+
+def state_of(state: State, load: ReplicaHealth) -> str:
+    if load.is_drained and load.available:
+        return "draining" if load.num_running or load.num_waiting else "drained"
+    return "serving" if state in GOOD else state
 
 
 def hit_rate_of(status: ReplicaStatus) -> float | None:
@@ -89,8 +104,13 @@ fleet = AdminResource[FleetReplica](
     path=PATH,
     tag="Fleet",
     read=needs("operator:models"),
+    change=needs("operator:models"),
     view=FleetReplicaView,
     show=to_view,
+    unsteady=(
+        *("since", "engine_id", "num_running", "num_waiting", "kv_used", "hit_rate"),
+        *("prefill_tokens_per_s", "max_model_len"),
+    ),
     checks_ids=False,
 )
 
@@ -114,8 +134,8 @@ async def list_fleet(request: AdminRequest, query: PageQuery) -> tuple[list[Flee
     return [found[name] for name in names], more
 
 
-@fleet.get("One replica", path=f"{PATH}/{{replica:path}}")
-async def retrieve_replica(request: AdminRequest) -> FleetReplica:
+def replica_of(request: AdminRequest) -> FleetReplica:
+    """Raises: NotFound."""
     name = request.id.removeprefix("/")
     found = replicas_of(request).get(name)
     if found is None:
@@ -123,4 +143,53 @@ async def retrieve_replica(request: AdminRequest) -> FleetReplica:
     return found
 
 
-routes = [list_fleet, retrieve_replica]
+@fleet.get("One replica", path=ONE)
+async def retrieve_replica(request: AdminRequest) -> FleetReplica:
+    return replica_of(request)
+
+
+@fleet.route(
+    "PATCH",
+    ONE,
+    "Send a replica nothing new, or send to it again",
+    body=ReplicaPatch,
+    conditional=True,
+)
+async def update_replica(request: AdminRequest, patch: ReplicaPatch) -> FleetReplica:
+    found = replica_of(request)
+    request.check(found)
+    if patch.drained:
+        check_drainable(found)
+    async with request.transaction() as conn:
+        await record(
+            conn,
+            org_id=request.org_id,
+            actor=request.actor,
+            action="replica.drained" if patch.drained else "replica.undrained",
+            target=found.replica.name,
+            before={"drained": found.replica.health().is_drained},
+            after={"drained": patch.drained},
+        )
+    if patch.drained:
+        request.services.drain_marks.mark(number_of(found.replica))
+    elif found.replica.health().is_drained:
+        request.services.drain_marks.remove(number_of(found.replica))
+    return found
+
+
+def check_drainable(found: FleetReplica) -> None:
+    """Raises: InvalidField."""
+    if found.route.kind != "engine":
+        raise InvalidField("drained", "an upstream is not drained; take it out of its model")
+    others = (each.health() for each in found.route.replicas if each is not found.replica)
+    if all(each.is_drained for each in others):
+        raise InvalidField("drained", f"no other replica of {found.route.model} takes requests")
+
+
+def number_of(replica: Replica) -> int:
+    """Return the number of an engine's process, with which its name ends where its model has
+    several."""
+    return int(replica.name.rpartition("/")[2])
+
+
+routes = [list_fleet, retrieve_replica, update_replica]

@@ -62,6 +62,17 @@ def test_each_replica_has_a_row_and_a_model_that_lacks_one_a_line(gateway: FakeG
     assert line == "penny: 1 of 2 replicas serve"
 
 
+def test_a_replica_is_drained_and_sent_to_again(gateway: FakeGateway) -> None:
+    path = f"{FLEET}/penny/0"
+    gateway.on("PATCH", path, replica("penny/0", state="draining"), replica("penny/0"))
+    said = [gateway.run("fleet", verb, "penny/0").output for verb in ("drain", "undrain")]
+    assert said == [
+        "penny/0 is draining, 3 requests run there.\n",
+        "penny/0 is serving, 3 requests run there.\n",
+    ]
+    assert [each[3] for each in gateway.asked] == [{"drained": True}, {"drained": False}]
+
+
 def test_json_has_all_that_the_api_says(gateway: FakeGateway) -> None:
     done = gateway.run("fleet", "status", "--json")
     rows = [json.loads(line) for line in done.output.splitlines()]

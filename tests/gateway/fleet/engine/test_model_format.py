@@ -16,6 +16,7 @@ from msgspec import structs
 from engine.fake.engine import FakeCore, FakeEngine
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import unheard
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.engine.routes import engine_routes
@@ -100,7 +101,9 @@ async def test_the_settings_may_name_the_form_of_a_models_output(
         tool_call_parser="llama3_json",
         reasoning_parser="think",
     )
-    [route] = engine_routes(config, [engine], threads, unheard)
+    [route] = engine_routes(
+        config, [engine], threads, unheard, DrainMarks(tmp_path / "drain_marks")
+    )
     replica = route.replicas[0]
     prepared = await replica.prepare(chat(tools=[F], tool_choice="required"))
     grammar = prepared.payload.request.sampling.grammar

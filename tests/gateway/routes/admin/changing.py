@@ -277,6 +277,15 @@ def at(make: Callable[[Maker], Awaitable[str]], tail: str = "", body: Any = None
     return change
 
 
+def always(path: str, body: Any) -> Recipe:
+    """On what is there."""
+
+    async def change(_maker: Maker) -> Change:
+        return Change(path=path, body=body)
+
+    return change
+
+
 def new(path: str, body: Callable[[Maker], Any]) -> Recipe:
     async def change(maker: Maker) -> Change:
         return Change(path=path, body=body(maker))
@@ -406,6 +415,7 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ),
     ("DELETE", f"{ADMIN}/issuers/{{issuer_id}}"): at(Maker.issuer),
     ("POST", f"{ADMIN}/keys"): make_key,
+    ("PATCH", f"{ADMIN}/fleet/{{replica}}"): always(f"{ADMIN}/fleet/far/0", {"drained": False}),
     ("PATCH", f"{ADMIN}/keys/{{key_id}}"): at(Maker.key, body={"name": "other"}),
     ("POST", f"{ADMIN}/keys/{{key_id}}/revoke"): at(Maker.key, "/revoke"),
     ("POST", f"{ADMIN}/keys/{{key_id}}/rotate"): at(Maker.key, "/rotate"),

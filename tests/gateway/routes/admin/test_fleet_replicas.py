@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from engine.fake.engine import FakeCore, FakeEngine
+from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import unheard
 from gateway.fleet.engine.routes import engine_routes
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -17,12 +19,19 @@ from tests.gateway.routes.admin.conftest import World
 ADDRESSES = ("unix:/engine-0.sock", "unix:/engine-2.sock")
 
 
-async def test_an_engine_tells_how_full_and_how_fast_it_is(model_folder: Path) -> None:
+@pytest.fixture
+def marks(tmp_path: Path) -> DrainMarks:
+    return DrainMarks(tmp_path / "drain_marks")
+
+
+async def test_an_engine_tells_how_full_and_how_fast_it_is(
+    model_folder: Path, marks: DrainMarks
+) -> None:
     config = ModelConfig(name="m", path=model_folder, engines=ADDRESSES, starts_engine=True)
     first, second = FakeEngine(FakeCore()), FakeEngine(FakeCore())
     second.lose()
     threads = PrepareThreads()
-    [route] = engine_routes(config, [first, second], threads, unheard)
+    [route] = engine_routes(config, [first, second], threads, unheard, marks)
     status = replace(
         first.status,
         kv_cache_usage=0.25,
@@ -58,3 +67,30 @@ async def test_an_upstream_is_listed_too(world: World) -> None:
     assert (await world.call("GET", "/v1/admin/fleet/far/0")).json() == far
     missing = await world.call("GET", "/v1/admin/fleet/far/1")
     assert missing.status_code == 404 and missing.json()["param"] == "replica"
+
+
+async def test_a_drained_replica_gets_nothing_new_and_the_last_one_is_not_drained(
+    world: World, model_folder: Path, threads: PrepareThreads
+) -> None:
+    config = ModelConfig(name="m", path=model_folder, engines=ADDRESSES, starts_engine=True)
+    services = world.services
+    fleet, marks = services.generation.fleet, services.drain_marks
+    engines = [FakeEngine(FakeCore()) for _ in ADDRESSES]
+    [route] = engine_routes(config, engines, threads, unheard, marks)
+    before = fleet.routes
+    fleet.replace([*before, route])
+    try:
+        done = await world.call("PATCH", "/v1/admin/fleet/m/2", {"drained": True})
+        assert (done.status_code, done.json()["state"]) == (200, "drained"), done.text
+        assert [each.name for each in fleet.order(route)] == ["m/0"]
+        last = await world.call("PATCH", "/v1/admin/fleet/m/0", {"drained": True})
+        assert (last.status_code, last.json()["param"]) == (400, "drained"), last.text
+        assert "o other replica of m takes requests" in last.json()["detail"]
+        back = await world.call("PATCH", "/v1/admin/fleet/m/2", {"drained": False})
+        assert back.json()["state"] == "serving" and len(fleet.order(route)) == 2
+        audit = (await world.call("GET", "/v1/organization/audit_logs?limit=2")).json()["data"]
+        assert [each["type"] for each in audit] == ["replica.undrained", "replica.drained"]
+        far = await world.call("PATCH", "/v1/admin/fleet/far/0", {"drained": True})
+        assert "n upstream is not drained" in far.json()["detail"]
+    finally:
+        fleet.replace(before)

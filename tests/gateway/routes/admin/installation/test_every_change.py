@@ -59,6 +59,7 @@ UNCONDITIONAL = {
 }
 """Changes below something that has a tag of their own no `If-Match` speaks of."""
 REPEATABLE = {
+    ("PATCH", f"{ADMIN}/fleet/{{replica}}"): "here of one that is not drained",
     (
         "POST",
         f"{ADMIN}/users/{{user_id}}/password-reset",
