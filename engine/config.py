@@ -32,7 +32,7 @@ class EngineConfig(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     """LoRA adapters over the model, PEFT's folders by the name that requests ask for."""
     run_ahead: bool | None = None
     """Schedule a step while the one before runs. None: on CUDA, unless speculating."""
-    status_interval_s: float = 0.25
+    status_interval_s: float = 0.1
     max_orphans: int = 10_000
 
     def __post_init__(self) -> None:

@@ -265,6 +265,24 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     and went well; its usage has no generated tokens."""
 
 
+class StepCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Learnt seconds of what steps are made of, each at least 0; all are 0 before any was learnt.
+
+    A decode reads all its context once. A token of a prompt is paired with each one before it; what
+    a pair takes there is a constant of its own, for a chunk reads its context once for all its
+    tokens: that it does so is the last term, of which a processor, slow at pairs, has none.
+    """
+
+    step_s: float = 0.0
+    decode_s: float = 0.0
+    prompt_token_s: float = 0.0
+    context_token_s: float = 0.0
+    """Of a token before the one that is decoded."""
+    pair_s: float = 0.0
+    chunk_context_token_s: float = 0.0
+    """Of a token before a chunk of a prompt."""
+
+
 class LaneStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One lane of an engine, for predicting when a request's first token comes."""
 
@@ -273,6 +291,8 @@ class LaneStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     waiting_tokens: int = 0
     """The prompt tokens, recomputed ones included, still to compute: of all waiting requests, as if
     none were in the prefix cache, and of those under way."""
+    waiting_pairs: float = 0.0
+    """The pairs that each of these makes with all before it (`StepCosts`)."""
     prefill_tokens_per_s: float = 0.0
     """The recent speed at which the lane's prompts were computed while some of them had to wait; 0:
     unknown, none has waited yet."""
@@ -323,6 +343,11 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
     """All three."""
     num_cached_blocks: int = 0
     """Those whose content a later prompt may find, held by a request or not."""
+    costs: StepCosts = StepCosts()
+    max_step_tokens: int = 0
+    """The budget of one step, prompts and decodes together."""
+    context_tokens: int = 0
+    """The tokens of all sequences that decode."""
     silent_s: float = 0.0
     """On connection: how long ago the step loop said this."""
     sliding_window: int | None = None

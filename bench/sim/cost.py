@@ -1,17 +1,8 @@
-"""Estimate what a step takes, as a sum over what is in it.
-
-    seconds = step + decode * decodes + prompt_token * prompt tokens
-            + context_token * context tokens of decodes + pair * pairs of prompts
-            + chunk_context_token * context tokens of chunks
-
-A decode reads all its context once. A token of a prompt is paired with each one before it; what a
-pair takes there is a constant of its own, for a chunk reads its context once for all its tokens:
-that it does so is the last term, of which a processor, slow at pairs, has none.
-"""
+"""Holds what the steps of a simulated engine cost (`engine.scheduling.step_costs`): fitted to a
+real one, or computed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,57 +10,16 @@ import msgspec
 
 from bench.gpu.floors import H200, Roofline, Shape
 from bench.gpu.models import LLAMA_8B, shape_of
-from engine.scheduling.step_plan import ScheduledSequence
+from engine.protocol import StepCosts
 
 FOLDER = Path(__file__).parent
 
 
-class Parts(msgspec.Struct, frozen=True):
-    """The parts of a step."""
+class Cost(StepCosts, frozen=True, kw_only=True):
+    """The costs, and whence they are."""
 
-    decodes: int
-    prompt_tokens: int
-    context_tokens: int
-    pairs: float
-    chunk_context_tokens: int = 0
-
-    @staticmethod
-    def of(scheduled: Iterable[ScheduledSequence]) -> Parts:
-        decodes = prompt_tokens = context_tokens = chunk_context_tokens = 0
-        pairs = 0.0
-        for entry in scheduled:
-            num_tokens, start = entry.num_new_tokens, entry.start
-            if num_tokens == 1 and entry.samples:
-                decodes += 1
-                context_tokens += start + 1
-            else:
-                prompt_tokens += num_tokens
-                chunk_context_tokens += start
-                pairs += num_tokens * (start + (num_tokens + 1) / 2)
-        return Parts(decodes, prompt_tokens, context_tokens, pairs, chunk_context_tokens)
-
-
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds, all at least 0."""
-
-    step_s: float
-    decode_s: float
-    prompt_token_s: float
-    context_token_s: float
-    pair_s: float
-    chunk_context_token_s: float = 0.0
     fitted: dict[str, Any] = {}
     """To what and where, for who reads the file."""
-
-    def of(self, parts: Parts) -> float:
-        return (
-            self.step_s
-            + self.decode_s * parts.decodes
-            + self.prompt_token_s * parts.prompt_tokens
-            + self.context_token_s * parts.context_tokens
-            + self.pair_s * parts.pairs
-            + self.chunk_context_token_s * parts.chunk_context_tokens
-        )
 
     def request_s(self, prompt: int, answer: int, *, cached: int = 0, beside: int = 32) -> float:
         """Estimate what a request takes of the machine, where so many are decoded at once."""

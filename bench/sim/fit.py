@@ -20,13 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bench.sim.cost import Cost, Parts
+from bench.sim.cost import Cost
 from bench.sim.orderings import FAIR
 from bench.sim.world import Session, Setup, Turn, World
 from bench.tools.record import machine
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.protocol import EngineRequest, SamplingParams
+from engine.scheduling.step_costs import StepParts
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "penny"
 NUM_BLOCKS = 8192
@@ -43,7 +44,7 @@ CHECKED = 160
 CALIBRATED = [Turn(128, ANSWER)] * 32 + [Turn(512, ANSWER)] * 8
 """The fitted workload that measures the machine's speed at the time of a check."""
 OUTLIER = 2.5
-Timed = tuple[Parts, float]
+Timed = tuple[StepParts, float]
 
 
 class Case(NamedTuple):
@@ -70,13 +71,13 @@ class Engine:
             model=MODEL, device="cpu", num_blocks=NUM_BLOCKS, num_threads=1, itl_target_s=0
         )
         self.core = EngineCore(config)
-        self._parts: list[Parts] = []
+        self._parts: list[StepParts] = []
         self._num_requests = 0
         schedule = self.core._scheduler.schedule
 
         def watched() -> Any:
             output = schedule()
-            self._parts.append(Parts.of(output.scheduled))
+            self._parts.append(StepParts.of(output.scheduled))
             return output
 
         self.core._scheduler.schedule = watched  # type: ignore[method-assign]
@@ -187,7 +188,7 @@ def check(cost: Cost) -> dict[str, Any]:
         known.append(engine.run(CALIBRATED, rng))
         found.append(engine.run(asked, rng))
     loads.append(os.getloadavg()[0])
-    speed = sum(cost.of(parts) for parts, _ in known[0].steps) / least_of(known).total_s
+    speed = sum(parts.seconds(cost) for parts, _ in known[0].steps) / least_of(known).total_s
     case = least_of(found)
     measured = {name: each * speed for name, each in _figures(asked, case).items()}
     world = World(cost, FAIR, Setup(num_blocks=NUM_BLOCKS, itl_target_s=None))

@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 from bench.sim.admission import Rules, SimulatedAdmission
-from bench.sim.cost import Cost, Parts
+from bench.sim.cost import Cost
 from bench.sim.orderings import Ordering
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.errors import EngineOverloaded
@@ -30,6 +30,7 @@ from engine.protocol import EngineOutput, EngineRequest, Lane, LaneStatus, Sampl
 from engine.scheduling.lanes import limits_of
 from engine.scheduling.pace import Pace
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step_costs import StepParts
 from engine.sequence import SampledTokens
 
 _SERVED = EngineConfig(model=Path("."))
@@ -237,8 +238,8 @@ class World:
         scheduler = self._scheduler
         output = scheduler.schedule()
         assert output.scheduled, "there is work, nothing is paused, and no step is in flight"
-        parts = Parts.of(output.scheduled)
-        step_s = self._cost.of(parts)
+        parts = StepParts.of(output.scheduled)
+        step_s = parts.seconds(self._cost)
         self.now_s += step_s
         outcome.num_steps += 1
         outcome.busy_s += step_s

@@ -230,6 +230,9 @@ class EngineCore:
             lanes=scheduler.lanes(),
             num_cached_blocks=scheduler.cache.num_cached_blocks,
             sliding_window=resolved.sliding_window,
+            costs=self._stepper.costs,
+            max_step_tokens=scheduler.max_num_batched_tokens,
+            context_tokens=scheduler.num_context_tokens,
         )
 
     def check_integrity(self) -> None:

@@ -18,16 +18,20 @@ from typing import TypeVar
 import msgspec
 
 from engine.errors import GrammarExhausted
-from engine.protocol import EngineOutput
+from engine.protocol import EngineOutput, StepCosts
 from engine.runner.encoder_runner import EncoderRunner
 from engine.runner.model_runner import LaunchedStep, ModelRunner, Sampled
 from engine.runner.speculative.guesser import Guesser
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step_costs import LearntCosts, StepParts
 from engine.scheduling.step_plan import Embedded, ScheduledSequence, SchedulerOutput, Scored
 from engine.sequence import Key
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+DECODES_LEARNT = 8
+"""Of so many steps without prompts one teaches what it costs: they are many, and alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class Stepper:
         """A guesser must know what was said, so it excludes running ahead."""
         assert max_steps_in_flight == 1 or guesser is None, "guessing ahead of what is known"
         self.num_steps = 0
+        self._learnt = LearntCosts()
         self._scheduler = scheduler
         self._runner = runner
         self._guesser = guesser
@@ -70,6 +75,11 @@ class Stepper:
     def num_accepted_tokens(self) -> int:
         """Those that were right."""
         return 0 if self._guesser is None else self._guesser.num_right
+
+    @property
+    def costs(self) -> StepCosts:
+        """Return what steps cost, as far as it is learnt."""
+        return self._learnt.costs
 
     def has_work(self) -> bool:
         return self._scheduler.has_work() or bool(self._in_flight)
@@ -172,6 +182,8 @@ class Stepper:
         if step.is_usual and parts.num_verified == 0:
             pace = self._scheduler.pace
             pace.observe(len(decodes), num_prompt_tokens, step_s, parts.num_long_tokens)
+            if num_prompt_tokens or self.num_steps % DECODES_LEARNT == 0:
+                self._learnt.observe(StepParts.of(step.output.scheduled), step_s)
         else:
             self._scheduler.pace.overlook(len(decodes))
         if self._guesser is not None:

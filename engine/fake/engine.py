@@ -39,6 +39,7 @@ from engine.protocol import (
     LaneStatus,
     ReplicaStatus,
     SeenPrefix,
+    StepCosts,
     TokenLogprob,
     TokenLogprobs,
     Usage,
@@ -253,6 +254,8 @@ class FakeCore:
         self._cache = FakeCache(self.resolved, clock)
         self._num_steps = self._generated = 0
         self._engine_id = str(uuid.uuid4())
+        self.costs = StepCosts()
+        """What it says that its steps cost."""
 
     def prepare(self, request: EngineRequest) -> None:
         """Grammars are about texts, and here is none."""
@@ -363,6 +366,8 @@ class FakeCore:
             generates=self.resolved.generates,
             lanes={lane: self._lane(lane) for lane in LANE_WEIGHTS},
             num_cached_blocks=self._cache.num_cached_blocks,
+            costs=self.costs,
+            max_step_tokens=self.resolved.config.max_num_batched_tokens,
         )
 
     def _lane(self, lane: Lane) -> LaneStatus:
@@ -370,6 +375,7 @@ class FakeCore:
             num_running=sum(fake.lane == lane for fake in self._running.values()),
             num_waiting=(queue := self._queue_of(lane)).num_taken,
             waiting_tokens=self._waiting.num_tokens[lane],
+            waiting_pairs=self._waiting.num_pairs[lane],
             num_queued=queue.num_taken,
             max_queued=queue.most,
         )

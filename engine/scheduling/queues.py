@@ -54,6 +54,8 @@ class WaitingRoom(Generic[W]):
         self._queues: dict[Lane, dict[str, list[W]]] = {lane: {} for lane in LANE_WEIGHTS}
         self._num_waiting = 0
         self.num_tokens: dict[Lane, int] = dict.fromkeys(LANE_WEIGHTS, 0)
+        self.num_pairs: dict[Lane, float] = dict.fromkeys(LANE_WEIGHTS, 0.0)
+        """Pairs of each of these tokens with all before it."""
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -77,6 +79,7 @@ class WaitingRoom(Generic[W]):
         self._share.wait(lane, tenant)
         self._num_waiting += 1
         self.num_tokens[lane] += waiter.num_tokens
+        self.num_pairs[lane] += waiter.num_tokens**2 / 2
 
     def remove(self, waiter: W) -> bool:
         """False when it is not here."""
@@ -96,6 +99,7 @@ class WaitingRoom(Generic[W]):
         self._share.unwait(lane, tenant)
         self._num_waiting -= 1
         self.num_tokens[lane] -= waiter.num_tokens
+        self.num_pairs[lane] -= waiter.num_tokens**2 / 2
         return True
 
     def first(self, *, beside: Collection[Lane] = ()) -> W | None:
@@ -119,6 +123,8 @@ class WaitingRoom(Generic[W]):
                 assert all((w.lane, w.tenant) == (lane, tenant) for w in queue), "wrong queue"
             total = sum(waiter.num_tokens for queue in queues.values() for waiter in queue)
             assert self.num_tokens[lane] == total, f"lane {lane}: tokens miscounted"
+            squares = (w.num_tokens**2 / 2 for queue in queues.values() for w in queue)
+            assert self.num_pairs[lane] == sum(squares), f"lane {lane}: pairs miscounted"
 
 
 class Deadlines:

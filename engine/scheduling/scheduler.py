@@ -346,6 +346,11 @@ class Scheduler:
         return self.cache.num_available
 
     @property
+    def num_context_tokens(self) -> int:
+        """Tokens of the sequences that decode; O(running)."""
+        return sum(seq.num_tokens for seq in self._running.active if seq.num_missing <= 1)
+
+    @property
     def kv_cache_usage(self) -> float:
         """Blocks held by sequences over all blocks, 0..1."""
         return 1.0 - self.cache.num_available / self.cache.pool.num_blocks
@@ -353,15 +358,17 @@ class Scheduler:
     def lanes(self) -> dict[Lane, LaneStatus]:
         """As of now; O(running)."""
         num_running = Counter(seq.lane for seq in self._running)
-        under_way: Counter[Lane] = Counter()
+        tokens, pairs = dict(self._waiting.num_tokens), dict(self._waiting.num_pairs)
         for seq in self._running.active:
             if (missing := seq.num_missing) > 1:
-                under_way[seq.lane] += missing
+                tokens[seq.lane] += missing
+                pairs[seq.lane] += missing * (seq.num_tokens - missing / 2)
         return {
             lane: LaneStatus(
                 num_running=num_running[lane],
                 num_waiting=self._lanes.num_open[lane] - num_running[lane],
-                waiting_tokens=self._waiting.num_tokens[lane] + under_way[lane],
+                waiting_tokens=tokens[lane],
+                waiting_pairs=pairs[lane],
                 prefill_tokens_per_s=self._lanes.tokens_per_s[lane],
                 num_queued=self._lanes.queues[lane].num_taken,
                 max_queued=self._lanes.queues[lane].most,

@@ -119,8 +119,9 @@ class StepLoop:
 
     on_results: the outputs and rejections of one pass, in order. Called in the step thread; the
         receiver calls `delivered()` once per call, from any thread, when it is done with them.
-    on_status: a status that differs from the last one reported; at most one per
-        `status_interval_s`, except that going idle is reported at once. One that says nothing new
+    on_status: a status that differs from the last one reported, before a step, with all that was
+        sent by then; at most one per `status_interval_s`, except that going idle is reported at
+        once. One that says nothing new
         is reported after HEARTBEAT_INTERVAL_S all the same, as a sign of life.
     on_cache: what is in the prefix cache and what changes there, while it is watched.
     on_failure: the thread is dying of this exception; nothing is called after it.
@@ -230,10 +231,13 @@ class StepLoop:
             (self._core.pause if is_paused else self._core.resume)(request_id)
         self._expire()
         if self._core.has_work():
+            # Before the step, which may take long: of what was sent by now it says everything.
+            self._report_status()
             outputs = self._core.step()
             self._deliver([*self._core.take_lease_events(), *outputs])
         self._report_cache()
-        self._report_status()
+        if not self._core.has_work():
+            self._report_status()
 
     def _expire(self) -> None:
         expired = [*map(_expired, self._core.expire())]

@@ -429,7 +429,7 @@ def test_status_tells_what_waits_and_how_fast_it_goes() -> None:
     add(scheduler, "a", 40, "batch", max_tokens=2)
     add(scheduler, "b", 20, "batch", n=2, max_tokens=2)
     assert scheduler.lanes()["batch"] == LaneStatus(
-        num_waiting=3, waiting_tokens=60, num_queued=2, max_queued=100
+        num_waiting=3, waiting_tokens=60, waiting_pairs=1000, num_queued=2, max_queued=100
     )
     for left in (44, 28):
         output = scheduler.schedule()
