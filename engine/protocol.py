@@ -277,10 +277,10 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     decode_s: float = 0.0
     prompt_token_s: float = 0.0
     context_token_s: float = 0.0
-    """Of a token before the one that is decoded."""
+    """For a token before the one that is decoded."""
     pair_s: float = 0.0
     chunk_context_token_s: float = 0.0
-    """Of a token before a chunk of a prompt."""
+    """For a token before a chunk of a prompt."""
 
 
 class LaneStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

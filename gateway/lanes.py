@@ -54,8 +54,17 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     ttft_s: SloSeconds
     """Seconds to the first token, from the first byte of the request."""
+    ttft_per_prefill: Annotated[float, Meta(ge=1, le=1000)] | None = None
+    """As many times the seconds that its prompt would take an idle replica come on top. A request
+    that no replica would serve in that time is refused at once, unless it is a batch's. None:
+    `ttft_s` is all, whatever the prompt, and nothing is refused by it."""
     tpot_s: SloSeconds
     """Seconds per output token after the first, on average (MLPerf's TPOT)."""
+
+    def first_token_limit_s(self, idle_prefill_s: float | None) -> float:
+        """Return how late the first token may be. `idle_prefill_s`: what the prompt would take an
+        idle replica; None: nobody knows."""
+        return self.ttft_s + (self.ttft_per_prefill or 0.0) * (idle_prefill_s or 0.0)
 
 
 class LaneSlos(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,6 +123,8 @@ class ServedRequest(NamedTuple):
     """None: there was one token, or none was seen coming after the first."""
     output_tokens: int
     """Generated, whether or not they were seen coming."""
+    idle_prefill_s: float | None = None
+    """Seconds that its prompt would have taken an idle replica; None: nobody knows."""
 
 
 def judge(slo: Slo, served: ServedRequest) -> SloOutcome | None:
@@ -129,19 +140,22 @@ def judge(slo: Slo, served: ServedRequest) -> SloOutcome | None:
         return "failed"
     if served.status >= 400 and not left:
         return None
+    limit_s = slo.first_token_limit_s(served.idle_prefill_s)
     if served.ttft_s is None:
-        return _judge_whole(slo, served, left=left)
-    if served.ttft_s > slo.ttft_s:
+        return _judge_whole(slo, served, limit_s, left=left)
+    if served.ttft_s > limit_s:
         return "late_first_token"
     return "slow_tokens" if (served.tpot_s or 0.0) > slo.tpot_s else "met"
 
 
-def _judge_whole(slo: Slo, served: ServedRequest, *, left: bool) -> SloOutcome | None:
+def _judge_whole(
+    slo: Slo, served: ServedRequest, limit_s: float, *, left: bool
+) -> SloOutcome | None:
     if left:
-        return "late_first_token" if served.duration_s > slo.ttft_s else None
+        return "late_first_token" if served.duration_s > limit_s else None
     if served.output_tokens == 0:
         return None
-    most_s = slo.ttft_s + slo.tpot_s * (served.output_tokens - 1)
+    most_s = limit_s + slo.tpot_s * (served.output_tokens - 1)
     return "slow_tokens" if served.duration_s > most_s else "met"
 
 

@@ -27,7 +27,7 @@ from bench.tools.record import machine
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.protocol import EngineRequest, SamplingParams
-from engine.scheduling.step_costs import StepParts
+from engine.scheduling.step_costs import StepWork
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "penny"
 NUM_BLOCKS = 8192
@@ -44,7 +44,7 @@ CHECKED = 160
 CALIBRATED = [Turn(128, ANSWER)] * 32 + [Turn(512, ANSWER)] * 8
 """The fitted workload that measures the machine's speed at the time of a check."""
 OUTLIER = 2.5
-Timed = tuple[StepParts, float]
+Timed = tuple[StepWork, float]
 
 
 class Case(NamedTuple):
@@ -71,13 +71,13 @@ class Engine:
             model=MODEL, device="cpu", num_blocks=NUM_BLOCKS, num_threads=1, itl_target_s=0
         )
         self.core = EngineCore(config)
-        self._parts: list[StepParts] = []
+        self._parts: list[StepWork] = []
         self._num_requests = 0
         schedule = self.core._scheduler.schedule
 
         def watched() -> Any:
             output = schedule()
-            self._parts.append(StepParts.of(output.scheduled))
+            self._parts.append(StepWork.of(output.scheduled))
             return output
 
         self.core._scheduler.schedule = watched  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ from bench.sim.admission import Rules
 from bench.sim.cost import Cost
 from bench.sim.world import Session, Setup, Turn
 from engine.protocol import Lane
-from engine.scheduling.step_costs import StepParts
+from engine.scheduling.step_costs import StepWork
 from gateway.lanes import LaneDeadlines
 from gateway.principal import Plan
 
@@ -151,7 +151,7 @@ def long_prompt(cost: Cost, seed: int, size: int, *, length: int = LONG_PROMPT) 
         setup=setup,
     )
     writer = Session(alone_s * 0.05, "agentic", "writer", (Turn(length, LONG_ANSWER),))
-    read_s, decode_s = cost.chunk_context_token_s * length, StepParts(1, 0, 256, 0.0).seconds(cost)
+    read_s, decode_s = cost.chunk_context_token_s * length, StepWork(1, 0, 256, 0.0).seconds(cost)
     return replace(
         scenario,
         sessions=[*scenario.sessions, writer],

@@ -30,7 +30,7 @@ from engine.protocol import EngineOutput, EngineRequest, Lane, LaneStatus, Sampl
 from engine.scheduling.lanes import limits_of
 from engine.scheduling.pace import Pace
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step_costs import StepParts
+from engine.scheduling.step_costs import StepWork
 from engine.sequence import SampledTokens
 
 _SERVED = EngineConfig(model=Path("."))
@@ -238,7 +238,7 @@ class World:
         scheduler = self._scheduler
         output = scheduler.schedule()
         assert output.scheduled, "there is work, nothing is paused, and no step is in flight"
-        parts = StepParts.of(output.scheduled)
+        parts = StepWork.of(output.scheduled)
         step_s = parts.seconds(self._cost)
         self.now_s += step_s
         outcome.num_steps += 1

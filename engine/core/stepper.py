@@ -23,7 +23,7 @@ from engine.runner.encoder_runner import EncoderRunner
 from engine.runner.model_runner import LaunchedStep, ModelRunner, Sampled
 from engine.runner.speculative.guesser import Guesser
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step_costs import LearntCosts, StepParts
+from engine.scheduling.step_costs import LearntCosts, StepWork
 from engine.scheduling.step_plan import Embedded, ScheduledSequence, SchedulerOutput, Scored
 from engine.sequence import Key
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 DECODES_LEARNT = 8
-"""Of so many steps without prompts one teaches what it costs: they are many, and alike."""
+"""One of so many steps without prompts teaches what it costs: they are many, and alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Stepper:
             pace = self._scheduler.pace
             pace.observe(len(decodes), num_prompt_tokens, step_s, parts.num_long_tokens)
             if num_prompt_tokens or self.num_steps % DECODES_LEARNT == 0:
-                self._learnt.observe(StepParts.of(step.output.scheduled), step_s)
+                self._learnt.observe(StepWork.of(step.output.scheduled), step_s)
         else:
             self._scheduler.pace.overlook(len(decodes))
         if self._guesser is not None:

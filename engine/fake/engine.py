@@ -255,7 +255,7 @@ class FakeCore:
         self._num_steps = self._generated = 0
         self._engine_id = str(uuid.uuid4())
         self.costs = StepCosts()
-        """What it says that its steps cost."""
+        """The costs of its steps, as it tells them."""
 
     def prepare(self, request: EngineRequest) -> None:
         """Grammars are about texts, and here is none."""

@@ -30,7 +30,7 @@ LEAST_STEPS = 8
 NAMES = StepCosts.__struct_fields__
 
 
-class StepParts(msgspec.Struct, frozen=True):
+class StepWork(msgspec.Struct, frozen=True):
     """The parts of a step."""
 
     decodes: int
@@ -40,7 +40,7 @@ class StepParts(msgspec.Struct, frozen=True):
     chunk_context_tokens: int = 0
 
     @staticmethod
-    def of(scheduled: Iterable[ScheduledSequence]) -> StepParts:
+    def of(scheduled: Iterable[ScheduledSequence]) -> StepWork:
         decodes = prompt_tokens = context_tokens = chunk_context_tokens = 0
         pairs = 0.0
         for entry in scheduled:
@@ -52,7 +52,7 @@ class StepParts(msgspec.Struct, frozen=True):
                 prompt_tokens += num_tokens
                 chunk_context_tokens += start
                 pairs += num_tokens * (start + (num_tokens + 1) / 2)
-        return StepParts(decodes, prompt_tokens, context_tokens, pairs, chunk_context_tokens)
+        return StepWork(decodes, prompt_tokens, context_tokens, pairs, chunk_context_tokens)
 
     def row(self) -> tuple[float, ...]:
         """Return what each constant is multiplied by."""
@@ -102,7 +102,7 @@ class LearntCosts:
         self._costs = StepCosts()
         self._is_solved = True
 
-    def observe(self, parts: StepParts, step_s: float) -> None:
+    def observe(self, parts: StepWork, step_s: float) -> None:
         """A step of these parts took so many seconds, above 0."""
         equations = self._prompting if parts.prompt_tokens else self._decoding
         equations.add(np.array(parts.row()) / step_s)

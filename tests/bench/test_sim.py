@@ -19,7 +19,7 @@ from bench.sim.orderings import FAIR, FCFS, ORDERINGS, STRICT, Ordering
 from bench.sim.report import Report, jain, max_min, moved, percentile, report
 from bench.sim.scenarios import SCENARIOS, Scenario, flood, long_prompt
 from bench.sim.world import Session, Setup, Turn, World
-from engine.scheduling.step_costs import StepParts
+from engine.scheduling.step_costs import StepWork
 
 COST = Cost(step_s=4e-3, decode_s=2e-4, prompt_token_s=1e-4, context_token_s=3e-7, pair_s=1e-10)
 
@@ -89,17 +89,17 @@ def test_an_agents_turns_find_what_was_said_in_the_cache() -> None:
     assert (first.cached, second.cached) == (0, 96)
     assert second.arrival_s == first.last_s + 2.0
     assert first.said == second.said == 8
-    prompt = StepParts(0, 100, 0, 100 * 101 / 2).seconds(COST)
-    decodes = sum(StepParts(1, 0, 100 + n, 0.0).seconds(COST) for n in range(1, 8))
+    prompt = StepWork(0, 100, 0, 100 * 101 / 2).seconds(COST)
+    decodes = sum(StepWork(1, 0, 100 + n, 0.0).seconds(COST) for n in range(1, 8))
     assert first.last_s - first.arrival_s == pytest.approx(prompt + decodes)
 
 
 def test_the_computed_cost_is_that_of_the_floors() -> None:
     """But for adding up what they take the larger of."""
     shape, cost = shape_of(LLAMA_8B), floor()
-    decode = StepParts(32, 0, 32 * 1024, 0.0).seconds(cost) - 32 * cost.decode_s
+    decode = StepWork(32, 0, 32 * 1024, 0.0).seconds(cost) - 32 * cost.decode_s
     assert decode == pytest.approx(decode_step_s(H200, shape, 32, 1024))
-    prompt = StepParts(0, 8192, 0, 8192 * 8193 / 2).seconds(cost)
+    prompt = StepWork(0, 8192, 0, 8192 * 8193 / 2).seconds(cost)
     assert prompt == pytest.approx(prefill_s(H200, shape, 8192), rel=0.03)
 
 
@@ -143,7 +143,7 @@ def test_a_speed_that_is_not_met_fails(
 
 
 def test_rounds_of_a_case_are_joined_by_the_least_of_each_step() -> None:
-    step, other = StepParts(1, 0, 5, 0.0), StepParts(0, 9, 0, 45.0)
+    step, other = StepWork(1, 0, 5, 0.0), StepWork(0, 9, 0, 45.0)
     spans = [(0, 1)]
     quiet = Case([(other, 0.2), (step, 0.3)], spans)
     noisy = Case([(other, 0.1), (step, 9.0)], spans)

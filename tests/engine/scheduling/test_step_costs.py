@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol import StepCosts
-from engine.scheduling.step_costs import LEAST_STEPS, LearntCosts, StepParts
+from engine.scheduling.step_costs import LEAST_STEPS, LearntCosts, StepWork
 
 TRUE = StepCosts(
     step_s=4e-3,
@@ -22,11 +22,11 @@ TRUE = StepCosts(
 )
 
 
-def mixed(rng: random.Random) -> StepParts:
+def mixed(rng: random.Random) -> StepWork:
     decodes, tokens = rng.randint(0, 64), rng.choice([0, rng.randint(1, 512)])
     start = rng.randint(0, 8192) if tokens else 0
     pairs = tokens * (start + (tokens + 1) / 2)
-    return StepParts(decodes, tokens, decodes * rng.randint(16, 4096), pairs, start)
+    return StepWork(decodes, tokens, decodes * rng.randint(16, 4096), pairs, start)
 
 
 def learn(learnt: LearntCosts, seed: int, steps: int, *, noise: float = 0.0) -> None:
@@ -39,10 +39,10 @@ def learn(learnt: LearntCosts, seed: int, steps: int, *, noise: float = 0.0) -> 
 def test_nothing_is_told_before_enough_prompts() -> None:
     learnt = LearntCosts()
     for _ in range(LEAST_STEPS - 1):
-        learnt.observe(StepParts(0, 100, 0, 5050.0), 0.01)
-        learnt.observe(StepParts(1, 0, 100, 0.0), 0.001)
+        learnt.observe(StepWork(0, 100, 0, 5050.0), 0.01)
+        learnt.observe(StepWork(1, 0, 100, 0.0), 0.001)
     assert learnt.costs == StepCosts()
-    learnt.observe(StepParts(0, 100, 0, 5050.0), 0.01)
+    learnt.observe(StepWork(0, 100, 0, 5050.0), 0.01)
     assert learnt.costs.prompt_token_s > 0
 
 
@@ -68,7 +68,7 @@ def test_an_hour_of_decodes_leaves_what_a_prompt_takes() -> None:
     learn(learnt, 3, 400)
     before = learnt.costs
     for number in range(20_000):
-        decodes = StepParts(8, 0, 8 * (100 + number % 1000), 0.0)
+        decodes = StepWork(8, 0, 8 * (100 + number % 1000), 0.0)
         learnt.observe(decodes, decodes.seconds(TRUE))
     assert learnt.costs.prompt_token_s == pytest.approx(before.prompt_token_s, rel=0.02)
     assert learnt.costs.pair_s == pytest.approx(before.pair_s, rel=0.05)

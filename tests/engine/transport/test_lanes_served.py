@@ -179,10 +179,10 @@ async def test_what_is_not_begun_by_its_deadline_is_refused_by_name(connect: Any
 async def test_a_deadline_passes_while_everything_is_paused(connect: Any) -> None:
     core = ScheduledCore(step_s=0.002, max_num_seqs=1)
     client = await connect(core)
-    outputs = client.generate(request("runs", 5, max_tokens=50))
+    outputs = client.generate(request("runs", 5, max_tokens=1000))
     await anext(outputs)
     late = asyncio.create_task(collect(client, request("late", 5, turn={"deadline_s": 0.3})))
-    await until(lambda: client.status.num_waiting == 1)
+    await until(lambda: client.status.num_waiting == 1 or late.done())
     for name in ("late", "runs"):
         await client.pause(name)
     with pytest.raises(DeadlineExceeded):

@@ -1,0 +1,1 @@
+"""Simulates a fleet of engines on virtual time, with the routing code that a gateway runs"""

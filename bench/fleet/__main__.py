@@ -1,0 +1,37 @@
+"""`python -m bench.fleet COMMAND`: what a fleet of engines does, held against its goals.
+
+    routers    routers on a trace near saturation, the shipped one beside the formulas of others
+    hot        how even replicas work where all prompts have one beginning
+    paced      the same with agents that never wait for each other
+    overload   what is refused, and what is served in time, where more comes than can be computed
+
+A command says what each of its goals is, and whether it is met; its exit status is 1 if one is not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+COMMANDS = {
+    "routers": "bench.fleet.routers",
+    "hot": "bench.fleet.spread",
+    "paced": "bench.fleet.spread",
+    "overload": "bench.fleet.overload",
+}
+"""The module of each command, whose `main` takes the command and its arguments."""
+
+
+def main() -> int:
+    command, *arguments = sys.argv[1:] or [""]
+    if command not in COMMANDS:
+        print(
+            f"{__doc__}\n{command or 'no command'}: one of {', '.join(COMMANDS)}", file=sys.stderr
+        )
+        return 2
+    status: int = importlib.import_module(COMMANDS[command]).main(command, arguments)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The routing that Tollgate ships, on virtual time: `gateway.fleet.routing` over a view of each
+replica by each worker, whose counts of what was sent all workers share."""
+
+from __future__ import annotations
+
+import random
+
+from bench.fleet.trace import BLOCK_TOKENS
+from bench.fleet.world import NUM_WORKERS, FleetWorld, RequestFate
+from engine.protocol import ReplicaStatus
+from gateway.fleet.engine_view import EngineView
+from gateway.fleet.predicted_time import PredictionError, Prompt
+from gateway.fleet.routing import candidates_of, choose
+from gateway.fleet.sent_work import SentWork
+from gateway.lanes import Slo
+
+
+class PredictedTime:
+    """Chooses by predicted seconds. `slo`: what comes later than this on every replica is refused;
+    None: nothing is."""
+
+    def __init__(self, world: FleetWorld, rng: random.Random, slo: Slo | None = None) -> None:
+        self.world, self.slo, self.now_s = world, slo, 0.0
+        self.sent = [SentWork() for _ in range(world.setup.num_replicas)]
+        self.views = [
+            [EngineView(each, clock=lambda: self.now_s) for each in self.sent]
+            for _ in range(NUM_WORKERS)
+        ]
+        self.errors = [PredictionError() for _ in range(NUM_WORKERS)]
+        self._raw: dict[int, float] = {}
+        """Predictions before they were corrected, by the request's object."""
+
+    def heard(self, replica: int, status: ReplicaStatus, now_s: float) -> None:
+        self.now_s = max(self.now_s, now_s)
+        for views in self.views:
+            views[replica].heard(status)
+
+    def choose(self, fate: RequestFate, now_s: float) -> int | None:
+        self.now_s = max(self.now_s, now_s)
+        asked, views = fate.asked, self.views[fate.worker]
+        cached = [
+            BLOCK_TOKENS * replica.cache.cached_blocks(asked.hash_ids)
+            for replica in self.world.replicas
+        ]
+        factor = self.errors[fate.worker].factor
+        candidates = candidates_of(views, asked.input_length, cached, "interactive", factor)
+        choice = choose(candidates)
+        if self.slo is not None and choice.least_s > self._limit_s(fate, self.slo):
+            return None
+        chosen = choice.order[0]
+        view, found = views[chosen], candidates[chosen]
+        view.send(Prompt(asked.input_length - found.cached, found.cached), "interactive")
+        fate.predicted_s = found.predicted_s
+        self._raw[id(fate)] = found.predicted_s / factor
+        return chosen
+
+    def began(self, fate: RequestFate) -> None:
+        self.errors[fate.worker].observe(self._raw.pop(id(fate)), fate.ttft_s)
+
+    def _limit_s(self, fate: RequestFate, slo: Slo) -> float:
+        prompt = Prompt(fate.asked.input_length)
+        return slo.first_token_limit_s(
+            min(view.price.idle_seconds(prompt) for view in self.views[fate.worker])
+        )

@@ -1,0 +1,110 @@
+"""Chooses the replica of a model that a request goes to.
+
+Pure. All is weighed in seconds: the predicted time to the first token, as in Mooncake's Algorithm 1
+(FAST'25); for each request that decodes there a part of the time by which the prompt would hold it
+up; and a part of the work that the replica had lately. Without the last one a prefix that all have
+in common draws all requests to where it was computed first, where nothing waits at any decision: it
+is the larger the freer the replicas are, as there is time then to compute a prefix once more. Of
+those within TIE_S of the best the one with the least recent work is chosen. The parts were found by
+simulation (`python -m bench.fleet routers|hot|paced`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from engine.protocol import Lane
+from gateway.fleet.engine_view import RECENT_S, EngineView
+from gateway.fleet.predicted_time import Prompt
+
+BESIDE_SHARE = 0.03
+"""The worth of a second by which a prompt holds up somebody's tokens, beside one of its own."""
+RECENT_SHARE, MOST_RECENT_SHARE = 0.02, 1.0
+"""The worth of a second of recent work where replicas are busy with prompts all the time; where
+they are for a part of it, this over the square of that part."""
+TIE_S = 0.002
+
+RouteReason = Literal["only", "cached", "least_work", "spread"]
+"""Why a replica is first. only: there is no other. cached: it is the soonest, and has more of the
+prompt than another. least_work: it is the soonest. spread: another is as soon or sooner, where more
+is held up or more was done lately."""
+
+
+class Candidate(msgspec.Struct, frozen=True, gc=False):
+    """One replica for one request."""
+
+    predicted_s: float
+    """To the first token."""
+    cached: int
+    """Tokens of the prompt."""
+    beside_s: float = 0.0
+    """Seconds for which the prompt would hold up others, all of them together."""
+    recent_s: float = 0.0
+    """Seconds of work that it had lately."""
+
+    def score_s(self, recent_share: float) -> float:
+        return self.predicted_s + BESIDE_SHARE * self.beside_s + recent_share * self.recent_s
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Replicas by their positions, the best first."""
+
+    order: tuple[int, ...]
+    reason: RouteReason
+    candidates: tuple[Candidate, ...]
+    """By position."""
+
+    @property
+    def least_s(self) -> float:
+        """Return the least predicted seconds of all."""
+        return min(each.predicted_s for each in self.candidates)
+
+
+def candidates_of(
+    views: Sequence[EngineView],
+    num_tokens: int,
+    cached: Sequence[int],
+    lane: Lane,
+    factor: float = 1.0,
+) -> list[Candidate]:
+    """Predict for each replica. `cached`: tokens of the prompt that each has; the last one is
+    always computed. `factor`: corrects the predictions."""
+    found = []
+    for view, tokens in zip(views, cached, strict=True):
+        front = min(tokens, num_tokens - 1)
+        prompt = Prompt(num_tokens - front, front)
+        seconds = factor * view.seconds_to_first_token(prompt, lane)
+        beside_s = view.price.decodes * view.price.own_seconds(prompt)
+        found.append(Candidate(seconds, front, beside_s, view.recent_s))
+    return found
+
+
+def choose(candidates: Sequence[Candidate]) -> Choice:
+    """Order replicas."""
+    share = recent_share(candidates)
+    scores = [each.score_s(share) for each in candidates]
+    best, soonest_s = min(scores), min(each.predicted_s for each in candidates)
+    ranks = [
+        (0.0, each.recent_s) if score - best <= TIE_S else (score, 0.0)
+        for score, each in zip(scores, candidates, strict=True)
+    ]
+    order = sorted(range(len(candidates)), key=ranks.__getitem__)
+    first = candidates[order[0]]
+    reason: RouteReason = "least_work"
+    if (
+        sum(each.predicted_s <= max(soonest_s + TIE_S, first.predicted_s) for each in candidates)
+        > 1
+    ):
+        reason = "spread"
+    elif first.cached > min(each.cached for each in candidates):
+        reason = "cached"
+    return Choice(tuple(order), reason, tuple(candidates))
+
+
+def recent_share(candidates: Sequence[Candidate]) -> float:
+    """Return what a second of recent work is worth, by how busy the replicas are."""
+    busy = sum(each.recent_s for each in candidates) / (RECENT_S * len(candidates))
+    return RECENT_SHARE / max(busy**2, RECENT_SHARE / MOST_RECENT_SHARE)
