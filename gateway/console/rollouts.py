@@ -123,10 +123,11 @@ def _rank(rollout: Rollout) -> tuple[int, str, str]:
 
 def rollout_needs(homes: Iterable[HomeState]) -> list[TodoItem]:
     """Tell which changes of settings were refused, which versions did not start, and which are on
-    their way."""
+    their way: once for each version, however many engines it has."""
     needs: list[TodoItem] = []
     for home in homes:
-        found = [_need_of(home, each) for each in home.running.models]
+        versions = {(each.model, each.version, each.state): each for each in home.running.models}
+        found = [_need_of(home, each) for each in versions.values()]
         needs += [each for each in found if each is not None]
         if home.problem and not any(each.state == "failed" for each in home.running.models):
             needs.append(_need("err", home.home, f"does not take up its settings: {home.problem}"))

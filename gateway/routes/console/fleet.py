@@ -97,10 +97,11 @@ def replicas_of(route: Route) -> Iterator[ShownReplica]:
     for replica in route.replicas:
         found, load = replica_component(route.kind, replica), replica.health()
         tone = TONES.get(found.state, "err" if found.state in USELESS else "wait")
+        is_drained = load.is_drained and load.available
         yield ShownReplica(
             model=route.model,
             name=replica.name,
-            state=(found.state, tone),
+            state=("drained", "wait") if is_drained else (found.state, tone),
             since=found.since,
             weight=replica.weight,
             running=load.num_running,

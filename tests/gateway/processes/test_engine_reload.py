@@ -138,6 +138,13 @@ def test_replicas_serve_while_one_of_them_dies_and_others_come_and_go(up: Up) ->
     with httpx.Client(timeout=START_TIMEOUT_S) as client:
         for _ in range(4):
             assert "data: [DONE]" in "\n".join(begin(client, up).iter_lines())
+        assert "penny/1 is drained, 0 requests" in command(up, "fleet", "drain", "penny/1").stdout
+        refused = command(up, "fleet", "drain", "penny/2")
+        assert refused.returncode != 0 and "No other replica of penny" in refused.stderr
+        for _ in range(2):
+            assert "data: [DONE]" in "\n".join(begin(client, up).iter_lines())
+        assert "penny: 1 of 2 replicas serve" in command(up, "fleet", "status").stdout
+        command(up, "fleet", "undrain", "penny/1")
         os.kill(second, signal.SIGKILL)
         assert up.ready(), "the other one serves"
         for _ in range(4):
