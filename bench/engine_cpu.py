@@ -78,8 +78,7 @@ class Ours:
                 device="cpu",
                 dtype=dtype,
                 kv_cache_bytes=KV_CACHE_BYTES,
-                prefix_caching=False,
-                **({"itl_target_s": 0.0} | asked),
+                **({"itl_target_s": 0.0, "prefix_caching": False} | asked),
             )
         )
         self.start_s = time.perf_counter() - started
