@@ -48,7 +48,7 @@ from engine.protocol import (
     WatchCache,
 )
 from engine.transport.frames import FrameReader, encode_frame, open_connection, parse_address
-from engine.transport.output_streams import STREAM_INTERVAL_S, OutputStreams, Take
+from engine.transport.output_streams import OutputStreams, Take
 from engine.transport.pending_acks import Offers
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class EngineClient:
         on_orphan: OnOrphan | None = None,
         on_lease: OnLease | None = None,
         cache_hearer: CacheHearer | None = None,
-        interval_s: float = STREAM_INTERVAL_S,
+        interval_s: float = 0.0,
     ) -> None:
         """`cache_hearer`: None: the engine is not asked what it has cached. `interval_s`: see
         `OutputStreams`."""

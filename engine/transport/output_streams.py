@@ -18,8 +18,8 @@ import msgspec
 from engine.errors import EngineError
 from engine.protocol import EngineOutput
 
-STREAM_INTERVAL_S = 1 / 30
-"""Nobody reads faster, and an answer as a whole comes no later."""
+FEW_STREAMS = 8
+"""The outputs of a step with no more than these are never held: what they cost is little."""
 MAX_COPIED_TOKENS = 64
 
 Acceptance = Literal["left", "taken", "enough"]
@@ -31,10 +31,11 @@ Enough: taken, and the request wants no more: it is aborted."""
 class OutputStreams(dict[str, "OutputStream"]):
     """The open streams of one client, by request.
 
-    What an event costs the client and all behind it hardly depends on the tokens in it. So outputs
-    that come within `interval_s` of the last ones that went on are held, and go on together when
-    that time is over. The first output of a request waits for nothing, nor does one that ends a
-    choice, nor any of a request that wants each `at_once`.
+    What an event costs the client and all behind it hardly depends on the tokens in it. So, while a
+    step brings outputs for more than `few` streams, those that come within `interval_s` of the last
+    ones that went on are held, and go on together when that time is over. The first output of a
+    request waits for nothing, nor does one that ends a choice, nor any of a request that wants each
+    `at_once`.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class OutputStreams(dict[str, "OutputStream"]):
         interval_s: float,
         *,
         on_enough: Callable[[str], None],
+        few: int = FEW_STREAMS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_enough`: hears which request wants no more. `clock`: seconds."""
         super().__init__()
-        self._interval_s, self._on_enough, self._clock = interval_s, on_enough, clock
+        self._interval_s, self._few = interval_s, few
+        self._on_enough, self._clock = on_enough, clock
         self._due_s = 0.0
         """When outputs go on again."""
         self._held: dict[str, OutputStream] = {}
@@ -66,7 +69,7 @@ class OutputStreams(dict[str, "OutputStream"]):
     def push(self, outputs: Sequence[EngineOutput]) -> None:
         """Pass on the outputs of one step, now or a little later."""
         now_s = self._clock()
-        is_due = now_s >= self._due_s
+        is_due = now_s >= self._due_s or len(outputs) <= self._few
         for output in outputs:
             request_id = output.request_id
             stream = self.get(request_id)

@@ -613,6 +613,7 @@ async def open_models(
             address,
             on_orphan=partial(settlement.orphaned, name),
             on_lease=partial(leases.heard, place_of(address)),
+            interval_s=settings.stream_interval_s,
         )
 
     stack, threads = resources.stack, PrepareThreads()

@@ -58,6 +58,7 @@ EFFECTS: Mapping[str, Effect] = {
     "max_body_bytes": "workers",
     "drain_timeout_s": "workers",
     "stalled_reader_s": "workers",
+    "stream_interval_s": "workers",
     "response_lifetime_days": "workers",
     "max_file_bytes": "workers",
     "max_org_file_bytes": "workers",

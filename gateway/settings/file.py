@@ -466,6 +466,9 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
     """After SIGTERM: how long open streams may take to end by themselves."""
     stalled_reader_s: Annotated[float, Meta(ge=1, le=3600)] = 60.0
     """A client that takes nothing for so long is given up, and its connection closed."""
+    stream_interval_s: Annotated[float, Meta(ge=0, le=1)] = 0.033
+    """Tokens that an engine of ours makes within so long go out together, while it runs more than a
+    few streams. 0: each goes out at once."""
     response_lifetime_days: Annotated[float, Meta(gt=0, le=3650)] = 30.0
     """How long what /v1/responses stores is kept."""
     max_file_bytes: FileBytes = 512 * 1024 * 1024

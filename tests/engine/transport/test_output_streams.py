@@ -144,7 +144,7 @@ class HeldStreams(OutputStreams):
 
     def __init__(self) -> None:
         self.now, self.enough = 100.0, list[str]()
-        super().__init__(INTERVAL_S, on_enough=self.enough.append, clock=lambda: self.now)
+        super().__init__(INTERVAL_S, on_enough=self.enough.append, few=0, clock=lambda: self.now)
 
     async def rest(self) -> None:
         """Let the timer fire that was set: it is due before this sleep is over."""
@@ -191,6 +191,28 @@ async def test_the_first_output_of_a_request_is_not_held() -> None:
     streams.close("r")
     await streams.rest()
     assert told == ["r", "s"], "nobody waits for it any more"
+    for each in waiting:
+        each.cancel()
+
+
+async def test_outputs_of_few_streams_are_not_held() -> None:
+    streams = OutputStreams(60.0, on_enough=lambda _: None, few=2)
+    told: dict[str, int] = {}
+    names = ["r", "s", "t"]
+    for name in names:
+
+        def take(output: EngineOutput) -> Acceptance:
+            told[output.request_id] = told.get(output.request_id, 0) + len(output.token_ids)
+            return "taken"
+
+        streams.open(name, take)
+    waiting = [asyncio.create_task(streams[name].next()) for name in names]
+    await asyncio.sleep(0)
+    for _ in range(2):
+        streams.push([spoken(0, request_id=name) for name in names])
+    assert told == {"r": 1, "s": 1, "t": 1}
+    streams.push([spoken(0, request_id=name) for name in names[:2]])
+    assert told == {"r": 3, "s": 3, "t": 2}, "what was held goes on with them"
     for each in waiting:
         each.cancel()
 
