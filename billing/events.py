@@ -136,7 +136,9 @@ Tags = dict[str, str]
 """Labels by which a client has its requests counted (`ledger.tags`)."""
 Kind = Literal["usage", "waste"]
 """Waste was generated and never delivered; the house pays for it."""
-Finish = Literal["done", "disconnect", "error", "recovered"]
+Finish = Literal["done", "disconnect", "error", "recovered", "failover"]
+"""The end of an attempt. `failover`: its replica was lost, and another attempt went on with what it
+had begun; of waste, what that one computed again for it."""
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -198,3 +200,8 @@ def as_waste(events: Sequence[UsageEvent]) -> list[UsageEvent]:
 def stop_waste_id(attempt_id: str) -> str:
     """Return the id of the event for the tokens that an attempt generated behind a stop string."""
     return str(uuid5(NAMESPACE_OID, f"{UUID(attempt_id)}:stop"))
+
+
+def failover_waste_id(attempt_id: str) -> str:
+    """Return the id of the event for what an attempt computed again to go on with another one's."""
+    return str(uuid5(NAMESPACE_OID, f"{UUID(attempt_id)}:failover"))

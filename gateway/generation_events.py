@@ -66,6 +66,10 @@ class MeteredUsage(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_output: int = 0
     """Part of `output`."""
     wasted_output: int = 0
+    recomputed_input: int = 0
+    recomputed_cached: int = 0
+    """Read again by this attempt of what one before it had read or written, and of that from the
+    cache: the house's, in no other count."""
     estimated: bool = False
     """True where a count is ours and not the replica's."""
     disputed_input: int = 0

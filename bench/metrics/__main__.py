@@ -119,7 +119,6 @@ def request_us(folder: Path, rounds: int) -> dict[str, float]:
         for output in range(STEPS)
     ]
     event = event_of("org_0")
-    usage = MeteredUsage(uncached_input=100, cache_read=900, output=STEPS)
 
     def request() -> None:
         LOG_CONTEXT.set(LogContext("req_" + "1" * 32))
@@ -129,7 +128,7 @@ def request_us(folder: Path, rounds: int) -> dict[str, float]:
         for each in steps:
             meter.received(each, streams=True)
         meter.wrote_first()
-        meter.used(usage, event)
+        meter.used(event)
         telemetry.answered(route=ROUTES[0], model=model, status="200")
         meter.judge(200)
         meter.exemplify("ab" * 16, 1.0)

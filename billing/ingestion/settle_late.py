@@ -46,6 +46,7 @@ from billing.events import (
     PriceSet,
     Quantities,
     UsageEvent,
+    failover_waste_id,
     stop_waste_id,
 )
 from billing.ingestion.ingest import ingest
@@ -99,28 +100,27 @@ async def post_waste(db: AsyncEngine, attempt_id: str, generated: Quantities) ->
         row = (await connection.execute(query)).one_or_none()
         if row is None:
             return None
-        behind_stop = await connection.scalar(
-            sa.select(usage_events.c.output).where(usage_events.c.id == stop_waste_id(attempt_id))
-        )
-    missing = missing_of(attempt_id, generated, read_quantities(row), behind_stop or 0)
+        ids = [stop_waste_id(attempt_id), failover_waste_id(attempt_id)]
+        beside = sa.select(usage_events).where(usage_events.c.id.in_(ids))
+        wasted = [read_quantities(each) for each in await connection.execute(beside)]
+    missing = missing_of(attempt_id, generated, [read_quantities(row), *wasted])
     await _post(db, _attempt_of(row), waste_id(attempt_id), missing)
     return missing
 
 
-def missing_of(
-    attempt_id: str, generated: Quantities, billed: Quantities, behind_stop: int
-) -> Quantities:
-    """Return what was generated and not billed. The totals of input and output are compared, since
+def missing_of(attempt_id: str, generated: Quantities, booked: Sequence[Quantities]) -> Quantities:
+    """Return what was generated and not booked. The totals of input and output are compared, since
     a cache contract may bill fewer tokens as read than the engine reused, and the engine does not
-    count reasoning. `behind_stop`: tokens of output that are booked as waste."""
-    unread = generated.input_total - billed.input_total
-    unwritten = generated.output_total - behind_stop - billed.output_total
+    count reasoning. `booked`: the bill, and the waste that the gateway booked beside it."""
+    unread = generated.input_total - sum(each.input_total for each in booked)
+    unwritten = generated.output_total - sum(each.output_total for each in booked)
     for name, difference in (("input", unread), ("output", unwritten)):
         if difference < 0:
             log.error("attempt %s: %d %s over-billed", attempt_id, -difference, name)
     missing: dict[Component, int] = {"output": max(0, unwritten)}
     for component in INPUTS if unread > 0 else ():
-        missing[component] = max(0, getattr(generated, component) - getattr(billed, component))
+        known = sum(getattr(each, component) for each in booked)
+        missing[component] = max(0, getattr(generated, component) - known)
     return Quantities(**missing)
 
 

@@ -43,6 +43,12 @@ def price_of(component: Component, prices: PriceSet) -> Price | None:
     return prices.get(component) or prices.get(PRICED_AS.get(component, component))
 
 
+def prices_at(prices: PriceSet, total_input: int) -> PriceSet:
+    """Return the prices of a request with so much input, whatever part of it is rated."""
+    bands = {component: price.of(total_input) for component, price in prices.items()}
+    return {name: Price(each.price_id, each.pico_per_token) for name, each in bands.items()}
+
+
 def rate(quantities: Quantities, prices: PriceSet, *, total_input: int | None = None) -> RatedUsage:
     """Make a line of every component that was used and has a price, without rounding. Tokens
     without a price are `unpriced`; a call without a price is free.

@@ -19,7 +19,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.events import INPUTS, OUTPUTS, UsageEvent, stop_waste_id
+from billing.events import INPUTS, OUTPUTS, UsageEvent, failover_waste_id, stop_waste_id
 from billing.ingestion.ingest import digest
 from billing.ingestion.quarantined import describe, known_usage
 from billing.ingestion.settle_late import house_waste_id, waste_id
@@ -241,10 +241,10 @@ async def _compare_requests(
 def _events_of(attempt: str) -> list[str]:
     """Return the ids of the events that may have an attempt's tokens."""
     try:
-        behind_stop = [stop_waste_id(str(UUID(attempt)))]
+        beside = [each(str(UUID(attempt))) for each in (stop_waste_id, failover_waste_id)]
     except ValueError:
-        behind_stop = []
-    return [attempt, waste_id(attempt), house_waste_id(attempt), *behind_stop]
+        beside = []
+    return [attempt, waste_id(attempt), house_waste_id(attempt), *beside]
 
 
 # Waste that was reversed is booked with another event.

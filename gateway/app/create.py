@@ -497,6 +497,7 @@ def open_generation(
         tasks=resources.tasks,
         cache_salts=cache_salts(resources.secret.current.derive(CACHE_SALT)),
         stalled_reader_s=settings.stalled_reader_s,
+        max_resumes=settings.fleet.max_resumes if settings.fleet.resume else 0,
         deadlines=settings.deadlines,
         slos=settings.slos,
         on_cached=on_cached,

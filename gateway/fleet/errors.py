@@ -14,9 +14,12 @@ FleetError                  code for clients
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from foundation.errors import CodedError
+
+if TYPE_CHECKING:
+    from gateway.fleet.replica import PreparedRequest
 
 
 class FleetError(CodedError):
@@ -89,4 +92,9 @@ class DeadlinePassed(FleetError):
 
 
 class ReplicaLost(FleetError):
-    """Says that a replica was lost after its first event."""
+    """Says that a replica was lost after its first event. `rest`: what another replica of the same
+    route goes on with; None: nobody can."""
+
+    def __init__(self, message: str, *, rest: PreparedRequest | None = None) -> None:
+        super().__init__(message)
+        self.rest = rest

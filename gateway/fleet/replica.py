@@ -203,6 +203,19 @@ class ReturningReplica(Protocol):
 
 
 @runtime_checkable
+class HeardReplica(Protocol):
+    """A replica that is heard of all the time while it is well."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Tell whether it was not heard of for longer than that."""
+
+    def leave(self, attempt_id: str) -> None:
+        """Give it up: `stream` raises behind what has come of the attempt, and nothing more is
+        taken of it. An unknown id is ignored."""
+
+
+@runtime_checkable
 class LocatingReplica(Protocol):
     """A replica that knows what it made of a conversation."""
 

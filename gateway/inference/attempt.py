@@ -1,31 +1,42 @@
 """One try of a call on one replica: its records in the spool, its stream, its usage and its bill.
 
 open -> stream -> write the end -> close -> deliver the end
+
+One whose replica is lost amid it hands over to the next one: what was said, and how it is billed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from functools import partial
 
 import msgspec
 from msgspec import UNSET
 
 from billing.errors import SpoolFull
-from billing.events import Attempt, Quantities, as_waste
+from billing.events import Attempt, Finish, Kind, Quantities, UsageEvent, as_waste
 from billing.pricing.rating import RatedUsage
 from billing.spool.spool import Spool
 from foundation.stages import CURRENT_ATTEMPT
-from gateway.fleet.errors import ReplicaLost
-from gateway.fleet.replica import PreparedRequest, Replica
+from gateway.fleet.errors import NoSlot, ReplicaLost
+from gateway.fleet.replica import HeardReplica, PreparedRequest, Replica
 from gateway.generation_events import CacheOutcome, MeteredUsage, ReplicaEvent
 from gateway.inference.cache_notes import note_of
 from gateway.inference.calls import Account, GenerationCall
 from gateway.inference.delivery import Delivery
-from gateway.inference.metering import rated, to_disputed, to_events, to_quantities, to_units
+from gateway.inference.metering import (
+    NOTHING_USED,
+    rated,
+    to_disputed,
+    to_events,
+    to_quantities_since,
+    to_units,
+)
 from gateway.inference.services import GenerationServices
+from gateway.lanes import Priority
 from gateway.limits.allowance import Allowance, PauseReasons, SetPaused
 from gateway.wire.surfaces import CountingEncoder
 
@@ -37,6 +48,10 @@ the house pays it as waste, and all that was not sent."""
 ABORT_TIMEOUT_S = 2.0
 """How long an abandoned attempt may take to say what it used."""
 MAX_ATTEMPT_S = 3600.0
+LOOK_S = 1.0
+"""Between two looks whether the replica is silent."""
+RESUMED = b": resumed\n\n"
+"""A comment of an event stream where another replica went on; no event, as clients read it."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,10 +60,31 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     usage: MeteredUsage | None = None
     """None: nothing ran, nothing is billed."""
     failure: Exception | None = None
+    handover: Handover | None = None
+    """Goes to another attempt, which decides what this one left open."""
+
+
+class Handover(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what an attempt whose replica was lost leaves to the one that goes on."""
+
+    rest: PreparedRequest
+    usage: MeteredUsage
+    """Over all attempts of the generation by now."""
+    held: tuple[UsageEvent, ...]
+    """The bills of what nobody has got yet: who pays for that is known at the end."""
+    opening: Callable[[MeteredUsage], bytes] | None
+    """Makes the bytes before the first chunk; None: they were sent, or there are none."""
+    pauses: PauseReasons
+    resumes_left: int
+    """After this one."""
+    lost_at: float
+    """Monotonic seconds."""
 
 
 class ReplicaAttempt:
-    """A try of an admitted call on one replica. `record`: the attempt as the books know it."""
+    """A try of an admitted call on one replica. `record`: the attempt as the books know it.
+    `handover`: of the attempt that it goes on with; None: it begins. `elsewhere`: whether another
+    replica could go on with it now."""
 
     def __init__(
         self,
@@ -60,15 +96,27 @@ class ReplicaAttempt:
         record: Attempt,
         replica: Replica,
         prepared: PreparedRequest,
+        handover: Handover | None = None,
+        elsewhere: Callable[[], bool] | None = None,
     ) -> None:
         self.services, self.call = services, call
         self.delivery, self.allowance = delivery, allowance
         self.record, self.replica, self.prepared = record, replica, prepared
         self.account: Account | Spool = call.account or services.spool
-        self.pauses = PauseReasons(pausing(replica, record.id))
+        self.handover, self.elsewhere = handover, elsewhere
+        self.before = NOTHING_USED if handover is None else handover.usage
+        self.held = () if handover is None else handover.held
+        if handover is None:
+            self.resumes_left = services.max_resumes
+            self.pauses = PauseReasons(pausing(replica, record.id))
+            self.opening = call.opening
+        else:
+            self.resumes_left = handover.resumes_left
+            self.pauses, self.opening = handover.pauses, handover.opening
+            if self.opening is None and call.request.stream:
+                self.opening = to_comment
         self.usage: MeteredUsage | None = None
         self.cache: CacheOutcome | None = None
-        self.opening = call.opening
         self.counting: CountingEncoder | None = None
         """Hears of the usage before each chunk, where the client wants it there."""
         if call.request.continuous_usage and isinstance(call.encoder, CountingEncoder):
@@ -105,6 +153,8 @@ class ReplicaAttempt:
         if self.usage is None:
             await self.account.void(self.record.id)
             return Outcome(failure=failure)
+        if (rest := self.rest_after(failure)) is not None:
+            return await self.hand_over(rest, self.usage, failure)
         end: bytes | None = None
         if last is not None and not self.delivery.abandoned:
             try:
@@ -123,16 +173,50 @@ class ReplicaAttempt:
         charged = None if self.is_our_loss(failure) else self.usage
         return Outcome(usage=charged, failure=failure)
 
+    def rest_after(self, failure: Exception | None) -> PreparedRequest | None:
+        """Return what another replica may go on with; None: the generation ends here."""
+        rest = failure.rest if isinstance(failure, ReplicaLost) else None
+        if rest is None or self.delivery.abandoned:
+            return None
+        if self.resumes_left == 0 and self.services.max_resumes:
+            self.call.meter.resumed("exhausted")
+        return rest if self.resumes_left else None
+
+    async def hand_over(
+        self, rest: PreparedRequest, usage: MeteredUsage, failure: Exception | None
+    ) -> Outcome:
+        """Bill what was delivered, before another attempt begins. Of what nobody has got yet the
+        bill is handed on."""
+        self.closing = True
+        held = (*self.held, *self.events(usage, kind="usage", finish="failover"))
+        try:
+            if self.call.request.stream and self.delivery.begun:
+                await self.account.close(*held)
+                self.note_billed(held)
+                held = ()
+        except Exception as error:
+            return Outcome(usage=usage, failure=error)
+        handover = Handover(
+            rest=rest,
+            usage=usage,
+            held=held,
+            opening=self.opening,
+            pauses=self.pauses,
+            resumes_left=self.resumes_left - 1,
+            lost_at=time.monotonic(),
+        )
+        return Outcome(usage=usage, failure=failure, handover=handover)
+
     async def stream(self) -> ReplicaEvent | None:
         """Pass events on as they come; returns the last one, undelivered: it may only go out once
         it is billed."""
         async with asyncio.timeout(MAX_ATTEMPT_S) as deadline:
-            with self.delivery.on_abandon(lambda: self.abort(deadline)):
+            with self.delivery.on_abandon(lambda: self.abort(deadline)), self.heard():
                 events = self.replica.stream(
                     self.prepared,
                     attempt_id=self.record.id,
                     cache_salt=self.services.cache_salts(self.record.org),
-                    priority=self.call.current_priority,
+                    priority=self.priority,
                     taker=self,
                 )
                 async with aclosing(events):
@@ -159,6 +243,8 @@ class ReplicaAttempt:
 
     def receive(self, event: ReplicaEvent) -> bytes:
         """Count an event, and return what of it may go out now: nothing of the last one."""
+        if self.usage is None and self.handover is not None:
+            self.go_on(self.handover)
         self.note(event)
         self.call.meter.received(event, streams=self.call.request.stream)
         if event.finished:
@@ -169,6 +255,49 @@ class ReplicaAttempt:
     def note_put(self) -> None:
         self.time_first_write()
         self.checkpoint_once_sent()
+
+    @property
+    def priority(self) -> Priority:
+        """Return what is left of its time. What has begun has met the deadline of its first token:
+        it has as long as its client gives it.
+
+        Raises: NoSlot.
+        """
+        if self.handover is None:
+            return self.call.current_priority
+        given_s = self.call.timeout_s
+        left_s = None if given_s is None else self.call.begun_at + given_s - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            raise NoSlot("its time was over before anybody went on")
+        return msgspec.structs.replace(self.call.priority, deadline_s=left_s)
+
+    def go_on(self, handover: Handover) -> None:
+        """Note that the first token is here behind those of the attempt before."""
+        self.call.meter.resumed("resumed", time.monotonic() - handover.lost_at)
+        if handover.pauses.move_to(pausing(self.replica, self.record.id)):
+            paused = self.replica.set_paused(self.record.id, paused=True)
+            self.services.tasks.spawn(paused, name="pause")
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Give the replica up while it is silent and another one could go on."""
+        replica, elsewhere = self.replica, self.elsewhere
+        if elsewhere is None or not isinstance(replica, HeardReplica):
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def look() -> None:
+            if replica.is_silent and self.resumes_left and elsewhere():
+                replica.leave(self.record.id)
+            else:
+                timers[0] = loop.call_later(LOOK_S, look)
+
+        timers = [loop.call_later(LOOK_S, look)]
+        try:
+            yield
+        finally:
+            timers[0].cancel()
 
     def opened(self, chunk: bytes) -> bytes:
         """Return the chunk with what comes before the first of them."""
@@ -214,6 +343,9 @@ class ReplicaAttempt:
 
     def checkpoint(self, usage: MeteredUsage) -> None:
         if not self.closing:
+            for event in self.held:
+                if event.kind == "usage":
+                    self.account.checkpoint(event.id, event.quantities, event.estimated)
             self.sent = usage
             self.write_checkpoint()
 
@@ -222,7 +354,8 @@ class ReplicaAttempt:
         last is said once, and keeping the answer may take a while from then to the close."""
         quantities, estimated = Quantities(), False
         if self.sent is not None:
-            quantities, estimated = to_quantities(self.sent, self.record), self.sent.estimated
+            quantities = to_quantities_since(self.sent, self.before, self.record)
+            estimated = self.sent.estimated
         disputed = UNSET if self.usage is None else to_disputed(self.usage, self.replica.name)
         self.account.checkpoint(self.record.id, quantities, estimated, disputed)
 
@@ -231,13 +364,13 @@ class ReplicaAttempt:
         self.closing = True
         is_loss = self.is_our_loss(failure)
         ended = failure or self.delivery.failure
-        events = to_events(
-            self.record,
+        held = as_waste(self.held) if is_loss else self.held
+        own = self.events(
             usage,
-            replica=self.replica.name,
             kind="waste" if is_loss else "usage",
             finish="disconnect" if self.delivery.was_left else "error" if ended else "done",
         )
+        events = [*held, *own]
         try:
             await self.account.close(*events)
         except SpoolFull as full:
@@ -247,17 +380,24 @@ class ReplicaAttempt:
         if usage.is_disputed:
             self.call.meter.disputed(self.replica.name, usage)
         if not is_loss:
-            self.call.meter.used(usage, events[0])
-            self.delivery.is_billed = True
+            self.note_billed(events)
             self.note_cached(usage)
 
+    def events(self, usage: MeteredUsage, *, kind: Kind, finish: Finish) -> list[UsageEvent]:
+        return to_events(
+            self.record,
+            usage,
+            before=self.before,
+            replica=self.replica.name,
+            kind=kind,
+            finish=finish,
+        )
+
+    def note_billed(self, events: Sequence[UsageEvent]) -> None:
+        note_billed(self.call, self.delivery, events)
+
     def is_our_loss(self, failure: Exception | None) -> bool:
-        """Tell whether nobody is billed for the attempt: we failed to finish it and nobody got a
-        byte of it, as of a whole answer. What a stream had begun to deliver is billed, and so is
-        what was generated for a client that left, or whose time was over."""
-        given_up = self.delivery.abandoned and not self.delivery.was_left
-        ended_by_us = failure is not None or given_up
-        return ended_by_us and not (self.call.request.stream and self.delivery.begun)
+        return is_our_loss(self.call, self.delivery, failure)
 
     def note_cached(self, usage: MeteredUsage) -> None:
         """Note the cache's part behind the answer: what goes wrong there is no matter of this
@@ -285,6 +425,26 @@ class ReplicaAttempt:
         if self.call.before_end is not None:
             await self.call.before_end()
         return chunk
+
+
+def to_comment(_: MeteredUsage) -> bytes:
+    return RESUMED
+
+
+def is_our_loss(call: GenerationCall, delivery: Delivery, failure: Exception | None) -> bool:
+    """Tell whether nobody is billed for a generation: we failed to finish it and nobody got a byte
+    of it, as of a whole answer. What a stream had begun to deliver is billed, and so is what was
+    generated for a client that left, or whose time was over."""
+    given_up = delivery.abandoned and not delivery.was_left
+    ended_by_us = failure is not None or given_up
+    return ended_by_us and not (call.request.stream and delivery.begun)
+
+
+def note_billed(call: GenerationCall, delivery: Delivery, events: Sequence[UsageEvent]) -> None:
+    for event in events:
+        if event.kind == "usage":
+            call.meter.used(event)
+            delivery.is_billed = True
 
 
 def pausing(replica: Replica, attempt_id: str) -> SetPaused:

@@ -2,6 +2,7 @@
 
     prepare -> reserve -> (attempt: open -> stream -> close -> deliver the end) -> settle
 
+A replica that is lost amid an attempt is followed by another attempt (`resuming`).
 It knows no HTTP; a disconnect reaches it as `Delivery.abandon`. Each generation runs in a task that
 the application owns, so that no client's leaving can cancel its settling.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Coroutine, Sequence
 
 import msgspec
@@ -19,12 +19,11 @@ from billing.events import Attempt
 from gateway.fleet.errors import (
     DeadlinePassed,
     NoSlot,
-    ReplicaDied,
     ReplicaLost,
     ReplicaOverloaded,
     ReplicaUnavailable,
 )
-from gateway.fleet.replica import PreparedRequest, Replica, ReturningReplica
+from gateway.fleet.replica import PreparedRequest, Replica
 from gateway.fleet.router import affinity
 from gateway.generate_request import under_a_cap
 from gateway.generation_events import MeteredUsage
@@ -33,6 +32,7 @@ from gateway.inference.attempt import ABORT_TIMEOUT_S, Outcome, ReplicaAttempt
 from gateway.inference.calls import GenerationCall
 from gateway.inference.delivery import Delivery
 from gateway.inference.metering import new_attempt, rated, to_units
+from gateway.inference.resuming import comes_back, elsewhere, go_on
 from gateway.inference.services import GenerationServices
 from gateway.lanes import Priority
 from gateway.limits.allowance import Allowance
@@ -43,8 +43,6 @@ from gateway.limits.spending import to_nano
 log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 60.0
-MAX_RETURN_S = 60.0
-"""How long a request waits for the replica that died with it."""
 NOTHING_RAN = Outcome()
 
 
@@ -129,6 +127,7 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
         outcome = await attempt_in_order(
             services, call, delivery, allowance, record, replicas, prepared
         )
+        outcome = await go_on(services, call, delivery, allowance, record, outcome)
     finally:
         with stages.begin("settle"):
             allowance.end()
@@ -179,9 +178,8 @@ async def attempt_in_order(
     replicas: Sequence[Replica],
     prepared: PreparedRequest,
 ) -> Outcome:
-    """Try replicas in order until one has begun; after its first event there is no other. The last
-    one is tried once more if it died before that and is back in time. `prepared` and `record`: for
-    the first of them."""
+    """Try replicas in order until one has begun. The last one is tried once more if it died before
+    that and is back in time. `prepared` and `record`: for the first of them."""
     outcome = NOTHING_RAN
     order = list(replicas)
     for position, replica in enumerate(order):
@@ -202,6 +200,7 @@ async def attempt_in_order(
                 record=record,
                 replica=replica,
                 prepared=prepared,
+                elsewhere=elsewhere(replicas, replica),
             ).run()
         except ReplicaUnavailable as error:
             outcome = Outcome(failure=error)
@@ -209,7 +208,7 @@ async def attempt_in_order(
             break
         turned_away = isinstance(outcome.failure, ReplicaUnavailable) and outcome.usage is None
         if not turned_away and not delivery.abandoned:
-            services.fleet.report(replica, ok=True)
+            services.fleet.report(replica, ok=outcome.handover is None)
         if not turned_away:
             break
         services.fleet.report(replica, ok=False)
@@ -218,24 +217,6 @@ async def attempt_in_order(
         if may_again and await comes_back(outcome.failure, replica, call, delivery):
             order.append(replica)
     return outcome
-
-
-async def comes_back(
-    failure: Exception | None, replica: Replica, call: GenerationCall, delivery: Delivery
-) -> bool:
-    """Wait for a replica that has died with the request, as long as its first token may take and
-    somebody waits for it, and tell whether it is back."""
-    if not (isinstance(failure, ReplicaDied) and isinstance(replica, ReturningReplica)):
-        return False
-    deadline_s = call.priority.after(time.monotonic() - call.begun_at).deadline_s
-    longest_s = MAX_RETURN_S if deadline_s is None else min(deadline_s, MAX_RETURN_S)
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(longest_s) as limit:
-            with delivery.on_abandon(lambda: limit.reschedule(loop.time())):
-                return await replica.wait_until_back(longest_s)
-    except TimeoutError:
-        return False
 
 
 def within_what_is_held(

@@ -11,6 +11,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from billing.events import (
+    CALLS,
+    INPUTS,
     Attempt,
     DisputedUsage,
     Finish,
@@ -18,6 +20,7 @@ from billing.events import (
     PriceSet,
     Quantities,
     UsageEvent,
+    failover_waste_id,
     stop_waste_id,
 )
 from billing.pricing.price_book import PriceBook
@@ -32,6 +35,7 @@ from gateway.principal import Principal
 
 TOOL_CALL = Priority(lane="agentic")
 ONE_CALL = Quantities(tool_call=1)
+NOTHING_USED = MeteredUsage()
 
 
 def new_attempt(call: GenerationCall, book: PriceBook) -> Attempt:
@@ -85,20 +89,36 @@ def to_call_event(attempt: Attempt, finish: Finish) -> UsageEvent:
 
 
 def to_events(
-    attempt: Attempt, usage: MeteredUsage, *, replica: str, kind: Kind, finish: Finish
+    attempt: Attempt,
+    usage: MeteredUsage,
+    *,
+    before: MeteredUsage = NOTHING_USED,
+    replica: str,
+    kind: Kind,
+    finish: Finish,
 ) -> list[UsageEvent]:
-    """Return what ends the attempt, and beside it what the house pays whoever pays that.
-    `replica`: the name of the one that was asked."""
+    """Return what ends the attempt, and beside it what the house pays whoever pays that. `before`:
+    the part of the usage that earlier attempts have booked. `replica`: the name of the one that was
+    asked."""
     event = UsageEvent(
         attempt=attempt,
-        quantities=to_quantities(usage, attempt),
+        quantities=to_quantities_since(usage, before, attempt),
         occurred_at=time.time(),
         estimated=usage.estimated,
         finish=finish,
         kind=kind,
         disputed=to_disputed(usage, replica),
     )
-    return [event, to_waste(event, usage.wasted_output)] if usage.wasted_output else [event]
+    found = [event]
+    if behind_stop := usage.wasted_output - before.wasted_output:
+        wasted = Quantities(output=behind_stop)
+        found.append(to_waste(event, stop_waste_id(event.id), wasted, finish))
+    if usage.recomputed_input or usage.recomputed_cached:
+        again = Quantities(
+            uncached_input=usage.recomputed_input, cache_read=usage.recomputed_cached
+        )
+        found.append(to_waste(event, failover_waste_id(event.id), again, "failover"))
+    return found
 
 
 def to_disputed(usage: MeteredUsage, replica: str) -> DisputedUsage | UnsetType:
@@ -107,13 +127,16 @@ def to_disputed(usage: MeteredUsage, replica: str) -> DisputedUsage | UnsetType:
     return DisputedUsage(replica, usage.disputed_input, usage.disputed_output)
 
 
-def to_waste(event: UsageEvent, tokens: int) -> UsageEvent:
-    """Make an event of tokens behind a stop string: the house pays."""
+def to_waste(
+    event: UsageEvent, waste_id: str, quantities: Quantities, finish: Finish
+) -> UsageEvent:
+    """Make an event of what the house pays beside a bill."""
     return msgspec.structs.replace(
         event,
-        attempt=msgspec.structs.replace(event.attempt, id=stop_waste_id(event.id)),
-        quantities=Quantities(output=tokens),
+        attempt=msgspec.structs.replace(event.attempt, id=waste_id),
+        quantities=quantities,
         kind="waste",
+        finish=finish,
         disputed=UNSET,
     )
 
@@ -138,6 +161,18 @@ def to_quantities(usage: MeteredUsage, attempt: Attempt) -> Quantities:
     )
 
 
+def to_quantities_since(usage: MeteredUsage, before: MeteredUsage, attempt: Attempt) -> Quantities:
+    """Count as `to_quantities` what was used beyond `before`. Tokens of which only later ones tell
+    that they were reasoning stay booked as what they seemed to be."""
+    if before is NOTHING_USED:
+        return to_quantities(usage, attempt)
+    used, booked = to_quantities(usage, attempt), to_quantities(before, attempt)
+    output = used.output_total - booked.output_total
+    plain = min(output, max(0, used.output - booked.output))
+    rest = {name: getattr(used, name) - getattr(booked, name) for name in (*INPUTS, *CALLS)}
+    return Quantities(output=plain, reasoning_output=output - plain, **rest)
+
+
 def to_units(usage: MeteredUsage) -> Units:
     """Count usage as limits count it."""
     return Units(input_tokens=usage.prompt_tokens, output_tokens=usage.output)
@@ -145,9 +180,9 @@ def to_units(usage: MeteredUsage) -> Units:
 
 def from_engine(usage: Usage) -> Quantities:
     """An orphan's usage, straight from the engine."""
-    cached = min(usage.prompt_tokens, usage.cached_tokens)
+    cached = min(usage.input_tokens, usage.cached_tokens)
     return Quantities(
-        uncached_input=usage.prompt_tokens - cached,
+        uncached_input=usage.input_tokens - cached,
         cache_read=cached,
         output=usage.generated_tokens,
     )

@@ -32,6 +32,8 @@ class GenerationServices(msgspec.Struct, kw_only=True):
     tasks: TaskSet
     cache_salts: CacheSalts
     stalled_reader_s: float
+    max_resumes: int = 3
+    """How often a generation goes on whose replica was lost amid it."""
     deadlines: LaneDeadlines = LaneDeadlines()
     slos: SloTable = msgspec.field(default_factory=SloTable)
     """The service level objectives that requests are judged by."""

@@ -22,6 +22,24 @@ from gateway.telemetry.metrics import Telemetry
 log = logging.getLogger(__name__)
 
 
+def to_used(event: UsageEvent) -> Units:
+    used = event.quantities
+    return Units(
+        input_tokens=used.input_total,
+        output_tokens=used.output_total,
+        cost_nano=to_nano(rate(used, event.attempt.prices).amount_pico),
+    )
+
+
+def sum_of(one: Units, other: Units) -> Units:
+    """Add what attempts of one request used: one lease holds it."""
+    return Units(
+        input_tokens=one.input_tokens + other.input_tokens,
+        output_tokens=one.output_tokens + other.output_tokens,
+        cost_nano=one.cost_nano + other.cost_nano,
+    )
+
+
 class CrashSettlement:
     """Settles in the background what no running generation will."""
 
@@ -63,18 +81,13 @@ class CrashSettlement:
         self._tasks.spawn(self._settle_leases(events), name="settle leases of a dead gateway")
 
     async def _settle_leases(self, events: list[UsageEvent]) -> None:
+        used: dict[tuple[str, str], Units] = {}
         for event in events:
             if event.kind == "usage":
-                used = event.quantities
-                await self._limiter.settle_lease(
-                    event.attempt.org,
-                    event.attempt.request_id,
-                    Units(
-                        input_tokens=used.input_total,
-                        output_tokens=used.output_total,
-                        cost_nano=to_nano(rate(used, event.attempt.prices).amount_pico),
-                    ),
-                )
+                key = event.attempt.org, event.attempt.request_id
+                used[key] = sum_of(used.get(key, Units()), to_used(event))
+        for (org, request_id), units in used.items():
+            await self._limiter.settle_lease(org, request_id, units)
 
     async def orphaned(self, model: str, orphan: OrphanedUsage) -> bool:
         """Book what the engine generated for a gateway that is gone and nobody was billed for.

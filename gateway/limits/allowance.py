@@ -115,6 +115,12 @@ class PauseReasons:
         self._set_paused = set_paused
         self._by_limits = self._by_reader = False
 
+    def move_to(self, set_paused: SetPaused) -> bool:
+        """Pause another attempt from now on, in the place of one that has ended. Return whether
+        there is a reason to pause it at once."""
+        self._set_paused = set_paused
+        return self._by_limits or self._by_reader
+
     async def for_limits(self, paused: bool) -> None:
         before, self._by_limits = self._by_limits, paused
         if before != paused and not self._by_reader:

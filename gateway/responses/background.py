@@ -22,6 +22,7 @@ from foundation.tasks import end_tasks
 from gateway.db import DATABASE_ERRORS
 from gateway.http_errors.table import to_http_error
 from gateway.ids import uuid7_hex
+from gateway.inference.attempt import RESUMED
 from gateway.inference.calls import GenerationCall
 from gateway.inference.delivery import Delivery
 from gateway.inference.generate import NotAccepting, start
@@ -243,7 +244,7 @@ class Background:
         has_begun = False
         try:
             while (chunk := await delivery.next()) is not None:
-                told.add(chunk)
+                told.add(chunk.replace(RESUMED, b""))
                 if not has_begun:
                     has_begun = True
                     await self._say_that_it_runs(created)

@@ -66,6 +66,7 @@ EFFECTS: Mapping[str, Effect] = {
     "max_batch_bytes": "workers",
     "batch_concurrency": "workers",
     "file_store": "workers",
+    "fleet": "workers",
     "log_level": "workers",
     "logs.format": "workers",
     "logs.access": "workers",

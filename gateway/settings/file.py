@@ -134,6 +134,16 @@ class SpoolConfig(Strict, frozen=True, kw_only=True):
     5 ms. `before_answer`: an answer waits for its sync, and neither loses anything."""
 
 
+class FleetConfig(Strict, frozen=True, kw_only=True):
+    """`[fleet]`: what becomes of a generation whose engine is lost amid it."""
+
+    resume: bool = True
+    """It goes on with another replica, or with the same one when it is back; else it ends with an
+    error."""
+    max_resumes: Annotated[int, Meta(ge=1, le=100)] = 3
+    """How often one generation may."""
+
+
 class MailConfig(Strict, frozen=True, kw_only=True):
     """`[mail]`: the SMTP server by which invites, password links and alerts are sent."""
 
@@ -483,6 +493,7 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
     file_store: FileStoreConfig | None = None
     """The store for the content of new files. None: Postgres."""
     backup: BackupConfig = BackupConfig()
+    fleet: FleetConfig = FleetConfig()
     max_disputed_in_a_row: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
     """Answers of an upstream in a row that claim more tokens than the request can have used; then
     it is left alone for `disputed_rest_s`. 0: never."""

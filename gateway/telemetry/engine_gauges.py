@@ -1,8 +1,10 @@
-"""Shows what engines tell in their status as gauges, by model and replica."""
+"""Shows what engines tell in their status as gauges, by model and replica, and counts what became
+of generations whose engine was lost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from engine.protocol import ReplicaStatus
 from gateway.telemetry.metric_group import MetricGroup
@@ -69,8 +71,33 @@ ENGINE_GAUGES = {
 Every worker hears the same engine, so the most recent word is the right one."""
 
 
+ResumeOutcome = Literal["resumed", "exhausted", "no_replica", "left"]
+GAP_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class ResumeMetrics:
+    def __init__(self, group: MetricGroup) -> None:
+        self.count = group.counter(
+            "resumes",
+            "Generations whose engine was lost amid them: resumed by another one, or by the same "
+            "one when it was back; exhausted: lost too often; no_replica: none was there in time; "
+            "left: the client was gone by then.",
+            *("model", "outcome"),
+            do="Each is an engine that died or hung: see its log. no_replica: `replicas = 2`.",
+        )
+        self.gap = group.histogram(
+            "resume_gap_seconds",
+            "From the loss of a generation's engine to the first token that another one adds.",
+            "model",
+            buckets=GAP_BUCKETS_S,
+            do="With another replica: the time to compute the prompt again; with none, to start "
+            "an engine.",
+        )
+
+
 class EngineGauges:
     def __init__(self, group: MetricGroup) -> None:
+        self.resumes = ResumeMetrics(group)
         self.gauges = {
             field: group.gauge(name, text, "model", "replica", do=do, mode="mostrecent")
             for field, (name, text, do) in ENGINE_GAUGES.items()

@@ -12,6 +12,7 @@ from gateway.generate_request import GenerateRequest
 from gateway.generation_events import CacheOutcome, MeteredUsage, RawBody, ReplicaEvent
 from gateway.lanes import ServedRequest, Slo, SloOutcome, judge
 from gateway.telemetry.captured_content import CapturedContent
+from gateway.telemetry.engine_gauges import ResumeOutcome
 from gateway.telemetry.histograms import HistogramChild
 from gateway.telemetry.latency_counts import TokenGaps
 from gateway.telemetry.metrics import Telemetry
@@ -177,16 +178,25 @@ class RequestMeter:
             if seconds is not None:
                 histogram_of(self._model).exemplify(seconds, trace=trace, at=at)
 
-    def used(self, usage: MeteredUsage, event: UsageEvent) -> None:
-        """Count what was billed. `event`: its record in the books."""
+    def used(self, event: UsageEvent) -> None:
+        """Count what was billed."""
         self.billed.append(event)
+        used = event.quantities
         self._telemetry.count_tokens(
             self._model,
-            uncached=usage.uncached_input + usage.embedding_input,
-            cache_read=usage.cache_read,
-            cache_write=usage.cache_write + usage.cache_write_1h,
-            output=usage.output,
+            uncached=used.uncached_input + used.embedding_input,
+            cache_read=used.cache_read,
+            cache_write=used.cache_write_5m + used.cache_write_1h,
+            output=used.output_total,
         )
+
+    def resumed(self, outcome: ResumeOutcome, gap_s: float | None = None) -> None:
+        """Count that the replica of a generation was lost, and what came of that. `gap_s`: until
+        another one went on."""
+        resumes = self._telemetry.engine_gauges.resumes
+        resumes.count.labels(self._model, outcome).inc()
+        if gap_s is not None:
+            resumes.gap.labels(self._model).observe(gap_s)
 
 
 def is_told_at_once(event: ReplicaEvent) -> bool:

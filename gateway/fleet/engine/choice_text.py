@@ -289,6 +289,9 @@ class PromptReports:
         self._tells_ids, self._most = bool(options.return_token_ids), options.prompt_logprobs
         self._prompts, self._n, self._tokenizer = prompts, n, tokenizer
         self._told: set[int] = set()
+        self._scored: set[int] = set()
+        """The prompts whose log-probabilities were told; an engine that goes on brings them again.
+        """
         self.is_silent = not self._tells_ids and self._most is None
 
     def of(self, output: EngineOutput) -> Iterator[PromptReport]:
@@ -296,7 +299,9 @@ class PromptReports:
         if self._tells_ids and index not in self._told:
             self._told.add(index)
             yield PromptReport(index=index, token_ids=self._prompts[number])
-        if self._most is not None and output.prompt_logprobs is not None:
+        is_scored = output.prompt_logprobs is not None and number not in self._scored
+        if self._most is not None and output.prompt_logprobs is not None and is_scored:
+            self._scored.add(number)
             told = to_prompt_logprobs(output.prompt_logprobs, self._most, self._tokenizer)
             for choice in range(number * self._n, (number + 1) * self._n):
                 yield PromptReport(index=choice, logprobs=told)
@@ -320,11 +325,23 @@ class Choices:
         self._num_open = len(choices)
         self._input: InputSplit | None = None
         self._input_of: tuple[object, ...] = ()
+        self._num_before: int | None = None
+        """Tokens that other engines generated of what was read; None: the first one still writes.
+        """
 
     @property
     def over(self) -> bool:
         """Tell whether every choice has its end, whether or not the engine knows."""
         return self._num_open == 0
+
+    @property
+    def ended(self) -> tuple[int, ...]:
+        return tuple(choice.index for choice in self._choices if choice.over)
+
+    def resume(self) -> None:
+        """Note that another engine goes on. How the prompt is counted stays as the first one
+        counted it."""
+        self._num_before = sum(choice.num_used + choice.num_wasted for choice in self._choices)
 
     def read(self, output: EngineOutput) -> ReplicaEvent:
         choice = self._choices[output.index]
@@ -356,12 +373,12 @@ class Choices:
             wasted += choice.num_wasted
             reasoning += choice.num_reasoning
         if output.finished:
-            unseen = usage.generated_tokens - used - wasted
+            unseen = (self._num_before or 0) + usage.generated_tokens - used - wasted
             if self.over:
                 wasted += unseen
             else:
                 used += unseen
-        counted = self._split(usage)
+        counted, goes_on = self._split(usage), self._num_before is not None
         return MeteredUsage(
             uncached_input=counted.uncached,
             cache_read=counted.cache_read,
@@ -370,10 +387,14 @@ class Choices:
             output=used,
             reasoning_output=reasoning,
             wasted_output=wasted,
+            recomputed_input=usage.input_tokens - usage.cached_tokens if goes_on else 0,
+            recomputed_cached=usage.cached_tokens if goes_on else 0,
         )
 
     def _split(self, usage: Usage) -> InputSplit:
         """Split the prompt, anew where what is known of it has changed: not from token to token."""
+        if self._input is not None and self._num_before is not None:
+            return self._input
         read = usage.prompt_tokens, usage.cached_tokens, usage.kept_tokens, usage.written_tokens
         if self._input is None or read != self._input_of:
             self._input, self._input_of = self._split_anew(usage), read

@@ -1,12 +1,13 @@
-"""Says what one attempt asks of an engine, and how its outputs are read, whatever the surface.
+"""Says what one attempt asks of an engine, how its outputs are read, whatever the surface, and what
+another engine would be asked to go on with.
 
 Made by `replica` of conversations, by `plain_jobs` of plain prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Container, Mapping
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -15,6 +16,9 @@ from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes
 from gateway.fleet.engine.model_format import RenderedPrompt
 from gateway.generate_request import OutputForm, OutputOptions, out_of_vocabulary
 from gateway.generation_events import ReplicaEvent
+
+FIRST_OF_ALL = -(2**31)
+"""A priority ahead of all that waits of its tenant: its client has read some of it."""
 
 
 class Reader(Protocol):
@@ -30,6 +34,18 @@ class Reader(Protocol):
         """Return the last event in place of the engine's own, which will not come."""
 
 
+@runtime_checkable
+class ResumableReader(Reader, Protocol):
+    """A reader that can go on with the outputs of another engine."""
+
+    @property
+    def ended(self) -> tuple[int, ...]:
+        """Return the choices that have their end, by index, whether or not the engine knows."""
+
+    def resume(self) -> None:
+        """Note that what comes next is another engine's, which computes again what was read."""
+
+
 class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
     """The request of one attempt to an engine: the payload of a `PreparedRequest`."""
 
@@ -37,6 +53,8 @@ class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
     """The request without the caller and the deadline, which `stream` adds."""
     reader: Callable[[], Reader] | None = None
     """None: as a conversation is read."""
+    goes_on: bool = False
+    """Another engine has begun it, and `reader` has read what that one said."""
     param_names: Mapping[str, str]
     """The engine's fields that a client knows under another name."""
     prefixes: Prefixes = NO_PREFIXES
@@ -46,6 +64,33 @@ class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
     """The rendered prompt of a conversation."""
     span_keys: tuple[int, ...] = ()
     """The keys of its first prompt's spans (`engine.prefix_digests`)."""
+
+
+class Transcript:
+    """The tokens of each choice, over all attempts: those that `request` says were taken before,
+    and each output that is added."""
+
+    def __init__(self, request: EngineRequest) -> None:
+        num_choices = len(request.prompts) * request.n
+        self._said: list[list[int]] = [[] for _ in range(num_choices)]
+        for output, said in zip(self._said, request.said, strict=False):
+            output += said
+
+    def add(self, output: EngineOutput) -> None:
+        self._said[output.index] += output.token_ids
+
+    def rest_of(self, request: EngineRequest, ended: Collection[int]) -> EngineRequest:
+        """Return the request of what is left: it draws what `request` would have drawn. `ended`:
+        the choices that have their end. What it asked to keep of its prompt was lost with the
+        engine, and is not kept again."""
+        said = ([] if index in ended else each for index, each in enumerate(self._said))
+        return msgspec.structs.replace(
+            request,
+            said=tuple(said),
+            ended=tuple(sorted(ended)),
+            priority=FIRST_OF_ALL,
+            breakpoints=(),
+        )
 
 
 def check_token_ids(prompt: OutputOptions, vocab_size: int) -> None:

@@ -7,6 +7,7 @@ only.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -41,8 +42,17 @@ from gateway.fleet.engine.cache_outcome import Circumstances, outcome_of, prefix
 from gateway.fleet.engine.cached_prefixes import cached_tokens
 from gateway.fleet.engine.choice_text import GenerationText
 from gateway.fleet.engine.folder_options import NO_OPTIONS, FolderOptions
-from gateway.fleet.engine.job import EngineJob, check_token_ids, ends_of, to_sampling
+from gateway.fleet.engine.job import (
+    EngineJob,
+    Reader,
+    ResumableReader,
+    Transcript,
+    check_token_ids,
+    ends_of,
+    to_sampling,
+)
 from gateway.fleet.engine.kept_prefixes import (
+    NO_PREFIXES,
     KeepRequest,
     OnAsked,
     Prefixes,
@@ -178,6 +188,13 @@ class EngineReplica:
     async def set_paused(self, attempt_id: str, *, paused: bool) -> None:
         await (self._client.pause(attempt_id) if paused else self._client.resume(attempt_id))
 
+    @property
+    def is_silent(self) -> bool:
+        return self._client.is_silent
+
+    def leave(self, attempt_id: str) -> None:
+        self._client.leave(attempt_id)
+
     async def wait_until_back(self, timeout_s: float) -> bool:
         try:
             await self._client.wait_connected(timeout_s)
@@ -289,6 +306,8 @@ class EngineReplica:
         here = self._circumstances(job, prepared.request, priority)
         self._ask_to_keep(job.prefixes, attempt_id, cache_salt, priority.tenant)
         generation = job.reader() if job.reader is not None else self._reader(prepared.request, job)
+        asked = self._to_asked(job.request, attempt_id, cache_salt, priority)
+        transcript = Transcript(asked)
         begun, had_it = False, self._client.connected
 
         def take(output: EngineOutput) -> Literal["left", "taken", "enough"]:
@@ -297,34 +316,21 @@ class EngineReplica:
             if ends or taker is None or generation.over or not taker.is_ready:
                 return "left"
             begun = True
+            transcript.add(output)
             taker.take(generation.read(output))
             return "enough" if generation.over else "taken"
 
-        context = LOG_CONTEXT.get()
-        outputs = self._client.generate(
-            msgspec.structs.replace(
-                job.request,
-                request_id=attempt_id,
-                log_id="" if context is None else context.request,
-                cache_salt=cache_salt,
-                adapter=self._adapter,
-                lane=priority.lane,
-                tenant=priority.tenant,
-                weight=priority.weight,
-                deadline_s=priority.deadline_s,
-            ),
-            take,
-            at_once=prepared.request.continuous_usage,
-        )
+        outputs = self._client.generate(asked, take, at_once=prepared.request.continuous_usage)
         try:
             async with aclosing(outputs):
                 async for output in outputs:
                     if output.finish_reason == "error":
                         raise failure_of(output)
                     was_over = generation.over
+                    transcript.add(output)
                     event = generation.read(output)
                     begun = True
-                    if event.finished and not job.request.embed:
+                    if event.finished and not job.request.embed and not job.goes_on:
                         event = with_outcome(event, here, job, output.usage, cache_salt)
                     yield event
                     if generation.over and not was_over and not event.finished:
@@ -332,10 +338,34 @@ class EngineReplica:
         except (InvalidRequest, EngineOverloaded, DeadlineExceeded) as error:
             raise self._to_refusal(error, job) from error
         except EngineUnavailable as error:
+            if not generation.over and begun:
+                rest = rest_of(prepared, asked, generation, transcript)
+                raise ReplicaLost(f"{self.name}: {error.message}", rest=rest) from error
             if not generation.over:
-                raise self._to_loss(error, begun, had_it) from error
+                raise self._to_unavailable(error, had_it) from error
             # The client has its whole answer; only the waste is not known to the last token.
             yield generation.last()
+
+    def _to_asked(
+        self, request: EngineRequest, attempt_id: str, cache_salt: str, priority: Priority
+    ) -> EngineRequest:
+        """Return the request as it is sent. Its seed is named here, so that whoever goes on with it
+        draws the same."""
+        context, drawn_seed = LOG_CONTEXT.get(), request.drawn_seed
+        if drawn_seed is None and request.sampling.seed is None and not request.embed:
+            drawn_seed = random.getrandbits(64)
+        return msgspec.structs.replace(
+            request,
+            request_id=attempt_id,
+            log_id="" if context is None else context.request,
+            drawn_seed=drawn_seed,
+            cache_salt=cache_salt,
+            adapter=self._adapter,
+            lane=priority.lane,
+            tenant=priority.tenant,
+            weight=priority.weight,
+            deadline_s=priority.deadline_s,
+        )
 
     async def locate(
         self, prepared: PreparedRequest, position: int, priority: Priority
@@ -470,12 +500,30 @@ class EngineReplica:
                     param = job.form.param
                 return BadField(f"Invalid value for '{param}': {error.message}.", param=param)
 
-    def _to_loss(self, error: EngineUnavailable, begun: bool, had_it: bool) -> FleetError:
+    def _to_unavailable(self, error: EngineUnavailable, had_it: bool) -> FleetError:
         """`had_it`: the engine was there when it was asked."""
-        if begun:
-            return ReplicaLost(f"{self.name}: {error.message}")
         kind = ReplicaDied if had_it and not self._client.connected else ReplicaUnavailable
         return kind(f"{self.name}: {error.message}", retry_after_s=RESTART_S)
+
+
+def rest_of(
+    prepared: PreparedRequest, asked: EngineRequest, reader: Reader, transcript: Transcript
+) -> PreparedRequest | None:
+    """Return what is left of a request, for an engine of the same model. The reader of its text
+    goes on, too: what it holds back, what it looks for and where a call stands is in no token.
+    None: it cannot go on."""
+    if not isinstance(reader, ResumableReader):
+        return None
+    job: EngineJob = prepared.payload
+    reader.resume()
+    rest = msgspec.structs.replace(
+        job,
+        request=transcript.rest_of(asked, reader.ended),
+        reader=lambda: reader,
+        prefixes=NO_PREFIXES,
+        goes_on=True,
+    )
+    return msgspec.structs.replace(prepared, payload=rest)
 
 
 def failure_of(last: EngineOutput) -> EngineUnavailable | GrammarExhausted:

@@ -114,6 +114,7 @@ async def test_who_leaves_pays_for_what_was_generated(
 
 async def test_a_lost_engine_costs_what_was_delivered(office: Office, engine: FakeEngine) -> None:
     request = completion(4000)
+    office.services.max_resumes = 0
     delivery = office.begin(WIDE, request=request, encoder=to_completions(request, HEADING))
     for _ in range(3):
         await asyncio.wait_for(delivery.next(), 30)

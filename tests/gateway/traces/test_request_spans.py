@@ -91,7 +91,7 @@ def metered(context: LogContext) -> RequestMeter:
     with meter.begin_attempt("m/1", "a") as attempt:
         attempt.cache_cause = "evicted"
         meter.used(
-            *billed(MeteredUsage(uncached_input=3, cache_read=2, output=5, reasoning_output=1))
+            billed(MeteredUsage(uncached_input=3, cache_read=2, output=5, reasoning_output=1))
         )
         meter._add_queue(0.0)
         meter._add_prefill(attempt.began_at)

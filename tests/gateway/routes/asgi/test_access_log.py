@@ -115,7 +115,7 @@ async def test_a_line_for_a_person_ends_with_the_id(app: Litestar) -> None:
     assert text.endswith(f"[{answer.headers['x-request-id']}]\n")
 
 
-def billed(usage: MeteredUsage) -> tuple[MeteredUsage, UsageEvent]:
+def billed(usage: MeteredUsage) -> UsageEvent:
     prices: dict[Component, Price] = {
         "uncached_input": Price(price_id="in", pico_per_token=10),
         "output": Price(price_id="out", pico_per_token=100),
@@ -124,15 +124,15 @@ def billed(usage: MeteredUsage) -> tuple[MeteredUsage, UsageEvent]:
         id="a", request_id=REQUEST, org="o", project="p", key="k", model="m", prices=prices,
         admitted_at=0.0,
     )  # fmt: skip
-    return usage, to_events(record, usage, replica="m/0", kind="usage", finish="done")[0]
+    return to_events(record, usage, replica="m/0", kind="usage", finish="done")[0]
 
 
 def test_all_generations_of_a_request_are_counted_and_rated() -> None:
     telemetry = Telemetry(models=["m"])
     meter = RequestMeter(telemetry, "m")
     meter.ttft_s, meter.queue_time_s = 0.0123, 0.004
-    meter.used(*billed(MeteredUsage(uncached_input=3, cache_read=2, output=5, reasoning_output=1)))
-    meter.again().used(*billed(MeteredUsage(uncached_input=4, output=1)))
+    meter.used(billed(MeteredUsage(uncached_input=3, cache_read=2, output=5, reasoning_output=1)))
+    meter.again().used(billed(MeteredUsage(uncached_input=4, output=1)))
     log = AccessLog(LogsConfig(), telemetry, lambda lines: None, process="worker-0")
     line = log.to_line(
         NotedAnswer(0.0, 1.5, "POST", CHAT, "200", LogContext(REQUEST), "m", WHO, meter, None)

@@ -53,8 +53,8 @@ def test_a_row_has_what_was_used_and_how_long_it_took() -> None:
     meter = RequestMeter(telemetry, "m")
     meter.promise("agentic", Slo(ttft_s=1.0, tpot_s=0.1))
     meter.ttft_s, meter.queue_time_s = 0.0123, 0.004
-    meter.used(*billed(MeteredUsage(uncached_input=3, cache_read=2, output=5, reasoning_output=1)))
-    meter.again().used(*billed(MeteredUsage(uncached_input=4, embedding_input=8, output=1)))
+    meter.used(billed(MeteredUsage(uncached_input=3, cache_read=2, output=5, reasoning_output=1)))
+    meter.again().used(billed(MeteredUsage(uncached_input=4, embedding_input=8, output=1)))
     meter.judge(200)
     meter.cache = CacheOutcome(cause="changed", position=268)
     meter.tags = {"team": "search"}

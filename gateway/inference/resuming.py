@@ -1,0 +1,213 @@
+"""Goes on with a generation whose replica was lost: before its first token by asking again, amid it
+by handing what was said to another replica of its route, or to the same one when it is back.
+
+Its reader sees a pause. What was delivered is billed by the attempt that delivered it, what is
+computed again is the house's, and limits are settled once, for all attempts together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from billing.events import Attempt, as_waste
+from billing.pricing.rating import prices_at
+from gateway.fleet.errors import NoSlot, ReplicaDied, ReplicaUnavailable
+from gateway.fleet.replica import HeardReplica, Replica, ReturningReplica
+from gateway.fleet.router import Route, affinity
+from gateway.ids import uuid7_text
+from gateway.inference.attempt import (
+    Handover,
+    Outcome,
+    ReplicaAttempt,
+    is_our_loss,
+    note_billed,
+)
+from gateway.inference.calls import GenerationCall
+from gateway.inference.delivery import Delivery
+from gateway.inference.services import GenerationServices
+from gateway.limits.allowance import Allowance
+from gateway.request_errors import UnknownModel
+
+log = logging.getLogger(__name__)
+
+MAX_RETURN_S = 60.0
+"""How long a request waits for a replica to be back."""
+REST_S = 0.25
+"""Between two rounds of asking replicas of which none took it."""
+
+
+async def comes_back(
+    failure: Exception | None, replica: Replica, call: GenerationCall, delivery: Delivery
+) -> bool:
+    """Wait for a replica that has died with the request, as long as its first token may take and
+    somebody waits for it, and tell whether it is back."""
+    if not (isinstance(failure, ReplicaDied) and isinstance(replica, ReturningReplica)):
+        return False
+    deadline_s = call.priority.after(time.monotonic() - call.begun_at).deadline_s
+    longest_s = MAX_RETURN_S if deadline_s is None else min(deadline_s, MAX_RETURN_S)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(longest_s) as limit:
+            with delivery.on_abandon(lambda: limit.reschedule(loop.time())):
+                return await replica.wait_until_back(longest_s)
+    except TimeoutError:
+        return False
+
+
+def elsewhere(replicas: Sequence[Replica], replica: Replica) -> Callable[[], bool] | None:
+    """Return what tells whether another one could go on now; None: there is no other."""
+    others = [each for each in replicas if each is not replica]
+    return partial(any_is_there, others) if others else None
+
+
+def any_is_there(replicas: Sequence[Replica]) -> bool:
+    return any(map(is_there, replicas))
+
+
+def is_there(replica: Replica) -> bool:
+    """Tell whether it can be asked, as far as is known."""
+    if not replica.health().available:
+        return False
+    return not (isinstance(replica, HeardReplica) and replica.is_silent)
+
+
+async def go_on(
+    services: GenerationServices,
+    call: GenerationCall,
+    delivery: Delivery,
+    allowance: Allowance,
+    record: Attempt,
+    outcome: Outcome,
+) -> Outcome:
+    """Go on for as long as attempts hand over, and return how the last one ended."""
+    while outcome.handover is not None:
+        resumption = Resumption(services, call, delivery, allowance, record, outcome.handover)
+        outcome = await resumption.run(outcome.failure)
+    return outcome
+
+
+class Resumption:
+    """The next attempt of a generation whose replica was lost. `record`: of any attempt before."""
+
+    def __init__(
+        self,
+        services: GenerationServices,
+        call: GenerationCall,
+        delivery: Delivery,
+        allowance: Allowance,
+        record: Attempt,
+        handover: Handover,
+    ) -> None:
+        self._services, self._call, self._delivery = services, call, delivery
+        self._allowance, self._handover = allowance, handover
+        prices = prices_at(record.prices, handover.usage.prompt_tokens)
+        self._record = msgspec.structs.replace(record, prices=prices)
+
+    async def run(self, lost: Exception | None) -> Outcome:
+        """Ask the replicas that are there until one takes it, as long as that makes sense. `lost`:
+        what its client hears if none does."""
+        until = time.monotonic() + self._longest_s
+        while not self._delivery.abandoned:
+            route = self._route()
+            if route is None:
+                break
+            outcome, may_again = await self._ask_all(route)
+            if outcome is not None:
+                return outcome
+            left_s = until - time.monotonic()
+            if left_s <= 0 or not may_again:
+                break
+            await self._wait_for_one(route.replicas, left_s)
+        return await self._give_up(lost)
+
+    @property
+    def _longest_s(self) -> float:
+        given_s = self._call.timeout_s
+        if given_s is None:
+            return MAX_RETURN_S
+        return min(MAX_RETURN_S, self._call.begun_at + given_s - time.monotonic())
+
+    def _route(self) -> Route | None:
+        """Return the route as it is now; None: the model is served no more."""
+        try:
+            return self._services.fleet.resolve(self._call.request.model, self._call.principal)
+        except UnknownModel:
+            return None
+
+    async def _ask_all(self, route: Route) -> tuple[Outcome | None, bool]:
+        """Return how it went on, and otherwise whether asking again may help."""
+        fleet, call = self._services.fleet, self._call
+        for replica in fleet.order(route, affinity(call.request, call.principal)):
+            if self._delivery.abandoned:
+                return None, False
+            if not is_there(replica):
+                continue
+            attempt = ReplicaAttempt(
+                self._services,
+                call,
+                self._delivery,
+                self._allowance,
+                record=msgspec.structs.replace(self._record, id=uuid7_text()),
+                replica=replica,
+                prepared=self._handover.rest,
+                handover=self._handover,
+                elsewhere=elsewhere(route.replicas, replica),
+            )
+            outcome = await attempt.run()
+            if attempt.usage is not None:
+                fleet.report(replica, ok=outcome.handover is None)
+                return outcome, False
+            failure = outcome.failure
+            if not isinstance(failure, ReplicaUnavailable) or isinstance(failure, NoSlot):
+                log.warning("%s: cannot be resumed: %s", call.request_id, failure)
+                return None, False
+            fleet.report(replica, ok=False)
+            log.warning("replica %s is unavailable: %s", replica.name, failure)
+        return None, True
+
+    async def _wait_for_one(self, replicas: Sequence[Replica], longest_s: float) -> None:
+        """Wait until one is back, or for a moment where one is there and took nothing."""
+        loop = asyncio.get_running_loop()
+        away = [each for each in replicas if isinstance(each, ReturningReplica)]
+        if any(each.health().available for each in replicas):
+            away = []
+        try:
+            async with asyncio.timeout(longest_s if away else REST_S) as limit:
+                with self._delivery.on_abandon(lambda: limit.reschedule(loop.time())):
+                    await first_back(away, longest_s)
+        except TimeoutError:
+            return
+
+    async def _give_up(self, lost: Exception | None) -> Outcome:
+        """End it with what was delivered; what was held of its bill is decided now."""
+        call, delivery, handover = self._call, self._delivery, self._handover
+        call.meter.resumed("left" if delivery.was_left else "no_replica")
+        failure = None if delivery.was_left else lost
+        if not handover.held:
+            return Outcome(usage=handover.usage, failure=failure)
+        is_loss = is_our_loss(call, delivery, failure)
+        events = as_waste(handover.held) if is_loss else list(handover.held)
+        try:
+            await (call.account or self._services.spool).close(*events)
+        except Exception as error:
+            return Outcome(usage=None if is_loss else handover.usage, failure=error)
+        note_billed(call, delivery, events)
+        return Outcome(usage=None if is_loss else handover.usage, failure=failure)
+
+
+async def first_back(replicas: Sequence[ReturningReplica], timeout_s: float) -> None:
+    """Wait until one of them can be asked; of none, for ever."""
+    if not replicas:
+        await asyncio.Event().wait()
+    waits = [asyncio.ensure_future(each.wait_until_back(timeout_s)) for each in replicas]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

@@ -1,0 +1,276 @@
+"""kill -9 and SIGSTOP of engines amid answers of every surface, through a whole worker: no client
+sees an error or another token, each is billed once, and the engines' counts equal the books."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import count
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import redis
+import sqlalchemy as sa
+
+from billing.ingestion import settle_late
+from billing.reconciliation.agreement import Agreement, agree
+from engine.transport.client import EngineClient
+from gateway.bookkeeping.engine_counts import engine_counts
+from gateway.home import Home
+from gateway.inference import settlement
+from gateway.inference.attempt import RESUMED
+from tests.budget import cycles
+from tests.chaos.mortal_engines import A_CALL, MODEL, MortalEngines
+from tests.databases import Databases
+from tests.gateway.conftest import be_patient
+from tests.gateway.fuzz import speaking
+from tests.gateway.fuzz.conversations import FuzzRequest
+from tests.gateway.routes.openapi.running import Running, running
+from tests.journeys.sdk.sdk_shapes import said, said_by, said_in
+
+pytestmark = pytest.mark.slow
+
+KILLS = cycles(500, daily=20)
+STOPS = cycles(20, daily=1)
+NUMBERS = range(2, 5)
+"""The engines' numbers: the model is the third one, and its further engines come behind all."""
+CLIENTS = 4
+ORPHANS_WAIT_S = 6.0
+"""In place of a minute: nothing here takes so long to book."""
+TIMEOUT_S = 60.0
+USER = {"role": "user", "content": "Go on."}
+TOOL = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "array"}}}
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [USER], "seed": 1}
+FUNCTION = {"name": "f", "parameters": TOOL}
+RESPONSES: dict[str, Any] = {"model": MODEL, "input": "Go on."}
+MESSAGES: dict[str, Any] = {"model": MODEL, "max_tokens": 90, "messages": [USER]}
+ASKED = (
+    ("chat", "/v1/chat/completions", CHAT),
+    ("chat", "/v1/chat/completions", CHAT | {"seed": 2, "stop": ["STOP h", "never"]}),
+    ("chat", "/v1/chat/completions", CHAT | {"seed": 3, "n": 3, "max_tokens": 40}),
+    (
+        "chat",
+        "/v1/chat/completions",
+        CHAT | {"seed": A_CALL, "tools": [{"type": "function", "function": FUNCTION}]},
+    ),
+    ("chat", "/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 1}),
+    ("chat", "/v1/chat/completions", {"model": MODEL, "messages": [USER], "temperature": 0}),
+    (
+        "completions",
+        "/v1/completions",
+        {"model": MODEL, "prompt": ["One", "and two"], "seed": 2, "echo": True, "max_tokens": 60},
+    ),
+    ("responses", "/v1/responses", RESPONSES),
+    (
+        "responses",
+        "/v1/responses",
+        RESPONSES | {"tools": [{"type": "function", **FUNCTION}]},
+    ),
+    ("messages", "/v1/messages", MESSAGES),
+    (
+        "messages",
+        "/v1/messages",
+        MESSAGES | {"tools": [{"name": "f", "input_schema": TOOL}]},
+    ),
+)
+REQUESTS = [FuzzRequest(surface=surface, path=path, body=body) for surface, path, body in ASKED]
+
+
+class Arena:
+    """A worker in front of engines that die, and clients who know what they are to be told."""
+
+    def __init__(self, worker: Running, engines: MortalEngines, folder: Path) -> None:
+        self.worker, self.engines = worker, engines
+        self.home = Home(folder / "home")
+        self.told: dict[str, tuple[int, int] | None] = {}
+        self.num_resumed = 0
+        headers = {"authorization": f"Bearer {worker.everything}"}
+        self.http = httpx.Client(base_url=worker.url, headers=headers, timeout=TIMEOUT_S)
+        self._numbers = count()
+        self.exact: list[speaking.Answer] = []
+
+    @property
+    def clients(self) -> dict[int, EngineClient]:
+        found = self.worker.services.engines[MODEL]
+        return dict(zip(NUMBERS, found.values(), strict=True))
+
+    def learn(self) -> None:
+        """Ask for everything once, undisturbed."""
+        self.exact = [self.ask(each, stream=False) for each in REQUESTS]
+
+    def ask(self, asked: FuzzRequest, *, stream: bool) -> speaking.Answer:
+        """Ask, and again where no engine was there to begin with."""
+        while (answer := speaking.send(self.http, asked, stream=stream)).status == 503:
+            time.sleep(0.05)
+        assert answer.status == 200, answer.content
+        self.num_resumed += answer.content.count(RESUMED)
+        answer = msgspec.structs.replace(answer, content=answer.content.replace(RESUMED, b""))
+        self.told[answer.request_id] = speaking.told(asked, answer)
+        return answer
+
+    def ask_on(self, stop: Event) -> None:
+        while not stop.is_set():
+            number = next(self._numbers)
+            asked, exact = REQUESTS[number % len(REQUESTS)], self.exact[number % len(REQUESTS)]
+            stream = number % 3 > 0
+            answer = self.ask(asked, stream=stream)
+            if stream:
+                speaking.check_same(asked, exact, answer)
+            else:
+                assert text_of(asked, answer) == text_of(asked, exact)
+
+    def until(self, what: str, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: not in {TIMEOUT_S} s"
+            time.sleep(0.002)
+
+    def until_busy(self, number: int) -> None:
+        """Until an engine has something to lose."""
+        client = self.clients[number]
+        self.until(f"engine {number} is asked", lambda: len(client._streams) > 0)
+
+    def kill(self, *numbers: int) -> None:
+        """Kill them, and start them again: when this returns they are back."""
+        before = {each: self.clients[each].status.engine_id for each in numbers}
+        for number in numbers:
+            self.engines.kill(number)
+        for number in numbers:
+            self.engines.begin(number)
+        for number, client in self.clients.items():
+            if number in before:
+                self.until(
+                    f"engine {number} is back",
+                    lambda c=client, n=number: c.connected and c.status.engine_id != before[n],
+                )
+
+    def stop(self, number: int) -> None:
+        """Stop one until all it had has gone elsewhere, then let it go on."""
+        client = self.clients[number]
+        self.engines.signal(number, signal.SIGSTOP)
+        try:
+            self.until(f"engine {number} is left", lambda: bool(client._left))
+        finally:
+            self.engines.signal(number, signal.SIGCONT)
+        self.until(f"engine {number} has aborted it", lambda: not client._left)
+
+    # What the books say.
+
+    async def settle(self) -> None:
+        services = self.worker.services
+        async with asyncio.timeout(TIMEOUT_S):
+            while services.generation.open_calls or services.spool._open:
+                await asyncio.sleep(0.01)
+        assert await services.shipper.drain(TIMEOUT_S)
+
+    async def bills(self) -> dict[str, tuple[int, int]]:
+        query = sa.text(
+            "SELECT request_id, sum(uncached_input + cache_read), sum(output + reasoning_output)"
+            f" FROM usage_events WHERE kind = 'usage' AND model = '{MODEL}' GROUP BY request_id"
+        )
+        async with self.worker.services.system_db.connect() as conn:
+            return {row[0]: (int(row[1]), int(row[2])) for row in await conn.execute(query)}
+
+    async def agreement(self) -> Agreement:
+        counts = partial(engine_counts, self.home, ())
+        found = await agree(self.worker.services.system_db, self.home.spool, counts)
+        return found
+
+    async def waste(self) -> dict[str, int]:
+        query = sa.text(
+            "SELECT finish, sum(uncached_input + cache_read + output) FROM usage_events"
+            f" WHERE kind = 'waste' AND model = '{MODEL}' GROUP BY finish"
+        )
+        async with self.worker.services.system_db.connect() as conn:
+            return {row[0]: int(row[1]) for row in await conn.execute(query)}
+
+
+def text_of(asked: FuzzRequest, answer: speaking.Answer) -> Any:
+    """Return the content of a whole answer, without its names and times."""
+    read = speaking.check_whole(asked, answer, strict=True)
+    match asked.surface:
+        case "chat":
+            return said(read, usage=True)
+        case "responses":
+            return said_in(read)
+        case "messages":
+            return said_by(read, usage=True)
+    return answer.json["choices"], answer.json["usage"]
+
+
+@pytest.fixture(scope="module")
+def arena(
+    databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Arena]:
+    lent = asyncio.run(databases.lend())
+    with redis.from_url(redis_server_url) as store:
+        store.flushdb()
+    folder = tmp_path_factory.mktemp("resume")
+    home = Home(folder / "home")
+    home.create()
+    engines = MortalEngines(home, NUMBERS)
+    more = f'[[model]]\nname = "{MODEL}"\npath = "{folder}/penny"\nreplicas = {len(NUMBERS)}\n'
+    with pytest.MonkeyPatch.context() as patch:
+        be_patient(patch)
+        patch.setattr(settle_late, "ORPHAN_WAIT_S", ORPHANS_WAIT_S)
+        waiting = partial(settle_late.settle_orphan, wait_s=ORPHANS_WAIT_S)
+        patch.setattr(settlement, "settle_orphan", waiting)
+        try:
+            for number in NUMBERS:
+                engines.begin(number)
+            url = databases.url(lent.name)
+            with running(folder, url, redis_server_url, more=more) as worker:
+                found = Arena(worker, engines, folder)
+                with found.http:
+                    yield found
+        finally:
+            engines.end()
+    asyncio.run(databases.take_back(lent))
+
+
+def test_no_stream_dies_with_its_engine(arena: Arena) -> None:
+    rng, stop = random.Random(5), Event()
+    arena.learn()
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        asking: list[Future[None]] = [threads.submit(arena.ask_on, stop) for _ in range(CLIENTS)]
+        try:
+            for number in range(KILLS):
+                victim = rng.choice(NUMBERS)
+                arena.until_busy(victim)
+                time.sleep(rng.uniform(0.0, 0.1))  # wherever in it that is
+                others = [each for each in NUMBERS if each != victim]
+                arena.kill(victim, *(others if number % 10 == 9 else ()))
+                if number % (KILLS // STOPS) == 0:
+                    arena.until_busy(victim)
+                    arena.stop(victim)
+                failed = [each for each in asking if each.done()]
+                assert not failed, failed[0].exception()
+        finally:
+            stop.set()
+    for each in asking:
+        each.result()
+    assert arena.num_resumed >= KILLS / 2, "hardly anything was lost"
+    arena.worker.run(arena.settle())
+    bills = arena.worker.run(arena.bills())
+    assert {each: bills.get(each) for each in arena.told} == arena.told
+    assert bills.keys() == arena.told.keys()
+
+    def balances() -> bool:
+        found = arena.worker.run(arena.agreement())
+        return not found.problems and not found.num_waiting
+
+    try:
+        arena.until("the books balance", balances)
+    except AssertionError:
+        raise AssertionError(arena.worker.run(arena.agreement()).problems) from None
+    waste = arena.worker.run(arena.waste())
+    assert waste["failover"] > 0
