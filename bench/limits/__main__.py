@@ -29,6 +29,7 @@ CONCURRENCIES = (64, 512)
 LEASE_TTL_S = 6.0
 MAX_TRIPS_S = 10.0
 """The longest that each way of serving is watched; more shows nothing else."""
+TIMES, GOAL_PER_S = 10, 30_000
 
 
 def of_processes(folder: Path, seconds: float) -> dict[str, Any]:
@@ -82,6 +83,25 @@ def show(title: str, found: dict[str, Any], columns: tuple[str, ...]) -> None:
         print(f"{concurrency:<22}" + "".join(f"{text:>22}" for text in texts))
 
 
+def show_goals(costs: dict[str, Any]) -> None:
+    """Print which goals of what a request costs Redis are met."""
+    for name, asked_each in costs.items():
+        way, _, load = name.partition(", ")
+        if way == "exact":
+            with_slices = costs[f"slices, {load}"]["redis_us_per_request"]
+            times = asked_each["redis_us_per_request"] / with_slices
+            said = f"{load}: {times:.1f} times cheaper with slices, of {TIMES}"
+            print(f"{said}: {met(times >= TIMES)}")
+        elif way == "one org":
+            cores = asked_each["redis_us_per_request"] * GOAL_PER_S / 1e6
+            said = f"{GOAL_PER_S:,} requests/s of one organization, {load}: {cores:.1%} of a core"
+            print(f"{said} of Redis: {met(cores <= 1)}")
+
+
+def met(is_met: bool) -> str:
+    return "met" if is_met else "not met"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each load")
@@ -99,6 +119,7 @@ def main() -> None:
         show("gateways", whole, ("admitted_ratio", "with_steps_ratio", "admitted", "refused"))
         costs, near = of_trips(folder, options.seconds)
         show("trips", costs, trips.Trips.__struct_fields__)
+        show_goals(costs)
         show("share of the limit", near, trips.NearLimit.__struct_fields__)
     finally:
         shutil.rmtree(folder)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from gateway.limits.redis.keys import epoch_key, org_keys, scope_keys
 from gateway.limits.redis.local_buckets import LocalBuckets
 from gateway.limits.redis.outage import ScriptCall
 from gateway.limits.redis.scripts import Scripts
+from gateway.limits.slices.ledger import YOUNG_S
 from gateway.limits.slices.slices import Slices
 from gateway.limits.spending import MAX_NANO
 from gateway.principal import UNLIMITED, Plan, Principal, SpendCap
@@ -31,6 +33,7 @@ NEAR_LIMIT, SHARE_OF_LIMIT = 3_000_000, 0.9
 """Tokens a minute, and how much of them is asked for."""
 AT_ONCE = 16
 """Requests of a flood between two turns of the event loop."""
+GROWS_S = 2 * YOUNG_S
 LEASE_TTL_S = 60.0
 PRICES: PriceSet = {
     "uncached_input": Price("m:uncached_input", 2_000),
@@ -160,7 +163,8 @@ async def serve(url: str, seconds: float, way: Way) -> Trips:
 
 async def flood(url: str, seconds: float, *, open_share: float = 0.0) -> Trips:
     """Let simulated gateways, which do nothing else, admit and settle as fast as one core does.
-    `open_share`: of the requests so many outlive a second and become leases."""
+    `open_share`: of the requests so many outlive YOUNG_S and become leases. Those that slices have
+    nothing for are refused here; gateways would ask Redis for each."""
     redis = from_url(url)
     await redis.flushall()
     await redis.set(epoch_key("org_trips"), 0)
@@ -170,27 +174,31 @@ async def flood(url: str, seconds: float, *, open_share: float = 0.0) -> Trips:
     scopes = [scopes_of(caller(number), "m", "interactive") for number in range(8)]
     asked = [(scope_keys("org_trips", each), each) for each in scopes]
     meter = Meter(redis)
-    await meter.begin()
-    ends_at, number = time.monotonic() + seconds, 0
-    held: list[tuple[float, Slices, str]] = []
-    while time.monotonic() < ends_at:
+    begins_at, number = time.monotonic() + GROWS_S, 0  # when slices are as large as they get
+    ends_at, has_begun = begins_at + seconds, False
+    held = deque[tuple[float, Slices, str]]()
+    while (now := time.monotonic()) < ends_at:
+        if now >= begins_at and not has_begun:
+            admitted, refused, has_begun = 0, 0, True
+            await meter.begin()
         for gateway in gateways:
             for _ in range(AT_ONCE):
                 number += 1
                 lease_id = str(number)
                 keys, limits = asked[number % len(asked)]
                 units = Units(input_tokens=300, output_tokens=200).by_letter(requests=1)
-                if gateway.admit("org_trips", lease_id, keys, limits, units) is None:
-                    gateway.note("org_trips", keys, limits, units)
+                if isinstance(gateway.admit("org_trips", lease_id, keys, limits, units), str):
+                    if gateway.count("org_trips"):
+                        gateway.note("org_trips", keys, limits, units)
                     refused += 1
                     continue
                 admitted += 1
                 if draw.random() < open_share:
-                    held.append((time.monotonic() + 2.0, gateway, lease_id))
+                    held.append((now + 1.5 * YOUNG_S, gateway, lease_id))
                 else:
                     settle(gateway, lease_id, 350)
-        while held and held[0][0] < time.monotonic():
-            _, gateway, lease_id = held.pop(0)
+        while held and held[0][0] < now:
+            _, gateway, lease_id = held.popleft()
             settle(gateway, lease_id, 350)
         await asyncio.sleep(0)
     found = await meter.read(admitted, refused)

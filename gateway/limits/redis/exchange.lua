@@ -1,14 +1,15 @@
 -- Exchange a worker's slices: take what it has used of them, open and close leases that it tells of, and grant what it wants.
 --
 -- KEYS  the org's open leases, prefix of lease keys, its epoch, the scopes
--- ARGV  msgpack of {worker, TTL of slices, TTL of leases (both microseconds), leases to close: list of {lease id, units used by
---       kind}, leases to open: list of {lease id, units by kind, units used so far by kind, places of its scopes, places of its
---       counters}, by
+-- ARGV  msgpack of {worker, TTL of slices, TTL of leases (both microseconds), leases to close: ROWS of lease ids and units used,
+--       leases to open: list of {places of their scopes, places of their counters, ROWS of lease ids and units}, by
 --       scope {open leases it may have (-1: any number), list of {kind, limit, burst, window}, 1 if the worker holds a slice,
 --       units that it keeps by kind, units that were used by kind, units that it wants beside by kind, requests that run on
 --       the slice}, by counter {nano-USD of the cap, 1 if no more than the counter is funded with, 1 if the worker holds a slice,
 --       nano-USD that it keeps for no request yet, that its requests hold, that it wants beside}, what requests have spent that
 --       ran on the slice: list of {lease id, nano-USD, places of its counters}}; slots are units of kind 's', money of 'm'
+-- ROWS  {list of kinds, flat list of an id and a number of units of each kind, and so on}: a table for each would take three times
+--       as long to read
 -- Returns {outcome, now, ids of leases that were not open}, and where it is done by scope {1 if nothing is there to be granted,
 --       slots granted, then of each bucket units granted, and the moment at which it is full if others use their slices}, and by
 --       counter {1 as for a scope, nano-USD granted, what is left under the cap (-1: nobody knows), 1 if it is to be topped up}
@@ -63,32 +64,57 @@ end
 -- once for each event.
 local refunds = {}
 
-local function add_refund(scope, charge, event, amount)
+local function refunds_of(scope, charge)
   local of_scope = refunds[scope] or {}
   local of_kind = of_scope[charge[1]] or {bucket = bucket_of(scope, charge), by_event = {}}
   refunds[scope], of_scope[charge[1]] = of_scope, of_kind
-  of_kind.by_event[event] = (of_kind.by_event[event] or 0) + amount
+  return of_kind
+end
+
+-- By name of a template, what each of its leases gives back is added to: by scope {scope, list of charges}.
+local plans = {}
+
+local function plan_of(name)
+  local plan = plans[name]
+  if not plan then
+    plan = {}
+    for i, part in ipairs(template_of(prefix, name)) do
+      local key, limits = part[1], part[2]
+      local scope, charges = load_scope(key), {}
+      begin_event(scope, limits)
+      for j, each in ipairs(limits) do
+        local kind, limit, _, window = unpack(each)
+        local of_kind = refunds_of(scope, each)
+        local marks = of_kind.bucket.m
+        charges[j] = {
+          kind = kind, limit = limit, window = window, bucket = of_kind.bucket, by_event = of_kind.by_event,
+          refills = #marks > 0 and marks[#marks][2] > 0
+        }
+      end
+      save_scope(key, scope)
+      plan[i] = {scope = scope, charges = charges}
+    end
+    plans[name] = plan
+  end
+  return plan
 end
 
 -- As `close_lease`, of a lease that is stored with a template.
 local function close_compact(lease, used)
-  for i, part in ipairs(template_of(prefix, lease.r)) do
-    local key, charges = part[1], part[2]
-    local scope = load_scope(key)
-    begin_event(scope, charges)
+  for i, part in ipairs(plan_of(lease.r)) do
+    local scope, event = part.scope, lease.e[i]
     if scope.s > 0 then
-      for _, charge in ipairs(charges) do
-        local kind, limit, _, window = unpack(charge)
-        local left = cost(lease.a[kind] or 0, limit, window) - cost(used[kind] or 0, limit, window)
-        if left > 0 then
-          add_refund(scope, charge, lease.e[i], left)
-        elseif left < 0 then
-          take(bucket_of(scope, charge), -left)
+      for _, charge in ipairs(part.charges) do
+        local reserved, taken = lease.a[charge.kind] or 0, used[charge.kind] or 0
+        if taken > reserved then
+          take(charge.bucket, cost(taken, charge.limit, charge.window) - cost(reserved, charge.limit, charge.window))
+        elseif charge.refills then -- else it is full, and what is given back runs over
+          local left = cost(reserved, charge.limit, charge.window) - cost(taken, charge.limit, charge.window)
+          charge.by_event[event] = (charge.by_event[event] or 0) + left
         end
       end
       scope.s = scope.s - 1
     end
-    save_scope(key, scope)
   end
   for _, post in ipairs(lease.m) do
     put(lease, post, 0, used.m or 0)
@@ -96,23 +122,33 @@ local function close_compact(lease, used)
 end
 
 local unknown, ended = {}, {}
-for _, each in ipairs(closed) do
-  local lease_id, used = unpack(each)
+
+local function close(lease_id, used)
   local packed = redis.call('GET', prefix .. lease_id)
-  if packed ~= 'settled' then
-    local lease = packed and cmsgpack.unpack(packed) or {q = 1}
-    if lease.x or lease.q then
-      table.insert(unknown, lease_id)
-    elseif not lease.z then
-      if lease.r then
-        close_compact(lease, used)
-      else
-        close_lease(lease, used)
-      end
-      bury(prefix, lease_id, lease)
-      table.insert(ended, lease_id)
-    end
+  if packed == 'settled' then
+    return
   end
+  local lease = packed and cmsgpack.unpack(packed) or {q = 1}
+  if lease.x or lease.q then
+    table.insert(unknown, lease_id)
+  elseif not lease.z then
+    if lease.r then
+      close_compact(lease, used)
+    else
+      close_lease(lease, used)
+    end
+    bury(prefix, lease_id, lease)
+    table.insert(ended, lease_id)
+  end
+end
+
+local kinds, rows = unpack(closed)
+local used = {}
+for at = 1, #rows, #kinds + 1 do
+  for k, kind in ipairs(kinds) do
+    used[kind] = rows[at + k]
+  end
+  close(rows[at], used)
 end
 for _, of_scope in pairs(refunds) do
   for _, of_kind in pairs(of_scope) do
@@ -161,27 +197,48 @@ local function name_of(places)
   return names[which]
 end
 
-local expiries = {}
-for _, each in ipairs(opened) do
-  local lease_id, units, used, places, paying = unpack(each)
-  local events, posts = {}, {}
+local expiries, nothing = {}, {}
+
+-- Open the leases of one group. All are opened by one event.
+local function open(places, paying, kinds, rows)
+  local name, number, events, charges = name_of(places), #rows / (#kinds + 1), {}, {}
+  local place_of = {}
+  for k, kind in ipairs(kinds) do
+    place_of[kind] = k
+  end
   for _, i in ipairs(places) do
     local scope = scopes[i]
     for _, limit in ipairs(asked[i][2]) do
-      if limit[2] > 0 then
-        take(bucket_of(scope, limit), cost(units[limit[1]], limit[2], limit[4]))
+      if limit[2] > 0 and place_of[limit[1]] then
+        table.insert(charges, {bucket_of(scope, limit), place_of[limit[1]], limit[2], limit[4], 0})
       end
     end
-    scope.s = scope.s + 1
+    scope.s = scope.s + number
     table.insert(events, scope.n)
   end
-  for i, j in ipairs(paying) do
-    posts[i] = {counters[j].key, units.m, 0, 0, units.m}
-    counters[j].more = counters[j].more + units.m
+  for at = 1, #rows, #kinds + 1 do
+    local lease_id, units, posts = rows[at], {}, {}
+    for k, kind in ipairs(kinds) do
+      units[kind] = rows[at + k]
+    end
+    for _, charge in ipairs(charges) do
+      charge[5] = charge[5] + cost(rows[at + charge[2]], charge[3], charge[4])
+    end
+    for i, j in ipairs(paying) do
+      posts[i] = {counters[j].key, units.m, 0, 0, units.m}
+      counters[j].more = counters[j].more + units.m
+    end
+    save_lease(prefix, lease_id, {r = name, e = events, a = units, m = posts, u = nothing, t = -1})
+    table.insert(expiries, now + lease_ttl)
+    table.insert(expiries, lease_id)
   end
-  save_lease(prefix, lease_id, {r = name_of(places), e = events, a = units, c = {}, m = posts, u = used, t = -1})
-  table.insert(expiries, now + lease_ttl)
-  table.insert(expiries, lease_id)
+  for _, charge in ipairs(charges) do
+    take(charge[1], charge[5])
+  end
+end
+
+for _, group in ipairs(opened) do
+  open(group[1], group[2], unpack(group[3]))
 end
 
 -- Each is in the counters once, whoever tells of it: the record says it to the books.

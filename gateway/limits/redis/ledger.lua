@@ -43,11 +43,12 @@ local SETTLED_TTL_MS = 900000
 local RECORD_TTL_MS = MAX_DEBT / 1000
 local SCARCE = 1000000
 
+local ceil = math.ceil
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 
 local function cost(units, limit, window)
-  return math.ceil(units * window / limit)
+  return ceil(units * window / limit)
 end
 
 local function deficit(bucket)
@@ -275,14 +276,15 @@ local strays = {}
 
 local function bucket_of(scope, charge)
   local kind, limit, burst, window = unpack(charge)
-  local others = strays[scope] or {}
-  local bucket = scope.b[kind] or others[kind]
+  local others = strays[scope]
+  local bucket = scope.b[kind] or others and others[kind]
   if not bucket then
     bucket = fresh(scope, kind, limit, burst, window)
     if bucket then
       scope.b[kind] = bucket
     else
       bucket = {f = 0, m = {}}
+      others = others or {}
       others[kind], strays[scope] = bucket, others
     end
   end

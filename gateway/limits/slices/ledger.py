@@ -32,7 +32,7 @@ TTL_S = 2.0
 """How long Redis holds a slice after it has run the exchange that asked for it."""
 VALID_S = 1.0
 """How long a worker uses it after it has sent that exchange."""
-YOUNG_S = 1.0
+YOUNG_S = 2.0
 """A request that runs longer becomes a lease in Redis."""
 REST_S = 1.0
 """How long a worker wants nothing of a scope in which little is left."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -39,7 +39,7 @@ from gateway.limits.slices.ledger import (
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-LONGEST_TICK_S, WORTH_AN_EXCHANGE = 0.25, 64
+LONGEST_TICK_S, WORTH_AN_EXCHANGE = 0.4, 64
 """An organization of which fewer requests have come is exchanged less often, unless a slice was too
 small for one."""
 BUSY_REQUESTS, BUSY_WITHIN_S = 8, 0.25
@@ -328,15 +328,13 @@ class Slices:
         keys = [*org_keys(org.org_id), *(part.key for part in (*done.slices, *done.money))]
         places = {part.key: place for place, part in enumerate(done.slices, 1)}
         paying = {part.key: place for place, part in enumerate(done.money, 1)}
-        opened: list[Any] = [
-            (
-                *(each.lease_id, each.units, {}),
-                [places[part.key] for part in each.scopes],
-                [paying[part.key] for part in each.money],
-            )
-            for each in done.opened
-        ]
-        closed = [(each.lease_id, each.used) for each in done.closed]
+        groups = defaultdict[Any, list[tuple[str, UnitsByKind]]](list)
+        for young in done.opened:
+            of_scopes = tuple(places[part.key] for part in young.scopes)
+            of_money = tuple(paying[part.key] for part in young.money)
+            groups[of_scopes, of_money].append((young.lease_id, young.units))
+        opened = [(*group, to_rows(leases)) for group, leases in groups.items()]
+        closed = to_rows([(each.lease_id, each.used) for each in done.closed])
         spent = [
             (each.lease_id, each.nano, [paying[part.key] for part in each.slices])
             for each in done.spent
@@ -430,6 +428,15 @@ class Slices:
             return  # it was logged; the lease is left to its expiry
         except LimiterUnavailable:
             self._defer(lease_id, call)
+
+
+def to_rows(leases: Sequence[tuple[str, UnitsByKind]]) -> tuple[list[str], list[str | int]]:
+    """Return the ROWS of `exchange.lua`: the kinds, then of each lease its id and its units."""
+    kinds = sorted({kind for _, units in leases for kind in units})
+    rows: list[str | int] = []
+    for lease_id, units in leases:
+        rows += (lease_id, *(units.get(kind, 0) for kind in kinds))
+    return kinds, rows
 
 
 def to_granted(reply: Sequence[Any]) -> list[SliceGrant]:
