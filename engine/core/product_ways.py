@@ -41,7 +41,7 @@ PROMPT_TOKENS, CONTEXT_TOKENS = 256, 512
 DTYPE = torch.bfloat16
 KERNELS = (
     ("linear", "linear"),
-    ("linear", "library_linear"),
+    ("library_linear", "library_linear"),
     ("attention", "attend"),
     ("plan", "plan"),
 )

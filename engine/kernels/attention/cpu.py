@@ -23,12 +23,10 @@ from engine.kernels.cpu.backend import (
     start,
     uses_cpu_kernels,
 )
+from engine.kernels.cpu.items import ITEM_WIDTH, LIBRARY_ROWS, ROWS
 
-ROWS, LIBRARY_ROWS = 12, 32
-"""Tokens of a prompt computed together for one head, by our own tiles and by a library."""
 SPARE_BLOCKS = 2
 """Scores are computed for two blocks at once."""
-ITEM_WIDTH = 6
 ATTEND_VARIES = ROTATE_VARIES = 7
 """Among the kernels' arguments: SLOT and COS are the first that belong to the step."""
 MIN_TOKENS_A_THREAD = 8

@@ -20,6 +20,17 @@ from __future__ import annotations
 from numba import cfunc, njit, types
 
 from engine.kernels.cpu import vectors as v
+from engine.kernels.cpu.items import (
+    BLOCK,
+    HEAD,
+    ITEM_WIDTH,
+    LIBRARY_ROWS,
+    NUM_ROWS,
+    SEQ,
+    TOKEN,
+    VALID,
+    VALID_STEP,
+)
 from engine.kernels.cpu.products import (
     hold_multiply,
     hold_multiply_paged,
@@ -30,8 +41,6 @@ from engine.kernels.cpu.products import (
 from engine.kernels.cpu.tiles import MAX_ROWS, tile_memory
 
 SIGNATURE = types.void(types.CPointer(types.int64))
-BLOCK = 16
-"""Keys of a block: as many as there are lanes."""
 AHEAD = 4
 """Blocks asked for before they are needed."""
 
@@ -63,14 +72,6 @@ AHEAD = 4
 """Arguments of `attend`, all int64; strides and sizes are bytes, tables int64 [S, TABLE_WIDTH],
 WINDOW 0 for none, SCALE the bits of a float32. SLOT counts the threads that took scratch. PRODUCT
 and RELEASE are a `Microkernel` that multiplies for tokens of a prompt; 0: our own tiles do."""
-LIBRARY_ROWS = 32
-"""Rows of an item that the library's product takes at once."""
-
-ITEM_WIDTH = 6
-SEQ, HEAD, TOKEN, NUM_ROWS, VALID, VALID_STEP = range(ITEM_WIDTH)
-"""The fields of an item: row of the tables, first query head and token, rows, the keys that row 0
-sees (from the sequence's start on), and how many more each next row sees. With VALID_STEP 0 rows
-are heads of one token, with 1 tokens of one head."""
 
 
 @njit(error_model="numpy")

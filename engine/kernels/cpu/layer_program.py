@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.kernels.choice.threads import Team
 from engine.kernels.cpu import backend as cpu_backend
 from engine.kernels.cpu.backend import Call
-from engine.kernels.cpu.threads import Team
 
 Varying = dict[str, tuple[int, tuple[int, ...]]]
 """For each kind of call whose arguments change between steps: the first that does, and those."""

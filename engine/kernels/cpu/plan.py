@@ -10,7 +10,7 @@ from __future__ import annotations
 from numba import cfunc, njit, types
 
 from engine.kernels.cpu import vectors as v
-from engine.kernels.cpu.attention import BLOCK, ITEM_WIDTH
+from engine.kernels.cpu.items import BLOCK, ITEM_WIDTH
 
 SIGNATURE = types.void(types.CPointer(types.int64))
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from numba import cfunc, njit, types
 
 from engine.kernels.cpu import vectors as v
+from engine.kernels.cpu.items import BLOCK
 from engine.kernels.cpu.products import load, store
 
 SIGNATURE = types.void(types.CPointer(types.int64))
-BLOCK = 16
 
 (
     COUNTER,

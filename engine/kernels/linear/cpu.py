@@ -79,7 +79,7 @@ class PanelProduct:
         return self._run(kernel("linear", "linear"), x, ())
 
     def by_library(self, library: Microkernel, x: Tensor) -> Tensor:
-        return self._run(kernel("linear", "library_linear"), x, library)
+        return self._run(kernel("library_linear", "library_linear"), x, library)
 
     def of_int8(self, x: Tensor) -> Tensor:
         assert self._scale is not None

@@ -67,7 +67,7 @@ def argmax(logits: Tensor) -> Tensor | None:
         return None
     out = torch.empty(rows, dtype=torch.int64)
     start(
-        kernel("argmax", "argmax"),
+        kernel("drawing", "argmax"),
         (0, rows, vocab, logits.data_ptr(), out.data_ptr(), half(logits.dtype)),
         min(torch.get_num_threads(), rows),
     )

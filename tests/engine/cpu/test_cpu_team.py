@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from engine.kernels.cpu.threads import FIRST_TRY, TRY_EVERY, Team
+from engine.kernels.choice.threads import FIRST_TRY, TRY_EVERY, Team
 
 
 class Machine:

@@ -24,9 +24,10 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parents[1]
 PARTS = {
-    "attention": ("attention", "plan"),
+    "attention": ("attention",),
     "linear": ("linear",),
-    "rows": ("rows", "rotary", "argmax", "drawing", "program"),
+    "rows": ("rows", "rotary", "drawing", "plan", "program"),
+    "library_linear": ("library_linear",),
     "int8_linear": ("int8_linear",),
 }
 """The modules of `engine/kernels/cpu` that are compiled together. One that imports another with
