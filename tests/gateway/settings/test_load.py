@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.app.served_models import routes_of
 from gateway.db import normalise
+from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import unheard
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Route
@@ -150,7 +151,10 @@ def test_a_model_says_for_itself_what_becomes_of_unknown_fields() -> None:
 
 def upstream_routes(executor: ThreadPoolExecutor) -> list[Route]:
     settings, threads = load({}, {}), PrepareThreads(executor=executor)
-    made = (routes_of(each, settings, None, [None], threads, unheard) for each in settings.models)
+    marks = DrainMarks(Path("drain_marks"))
+    made = (
+        routes_of(each, settings, (), [None], threads, unheard, marks) for each in settings.models
+    )
     return [route for routes in made for route in routes]
 
 
