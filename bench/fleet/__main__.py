@@ -4,6 +4,7 @@
     hot        how even replicas work where all prompts have one beginning
     paced      the same with agents that never wait for each other
     overload   what is refused, and what is served in time, where more comes than can be computed
+    replicas   what a second engine brings on this machine, and what its death takes along
 
 A command says what each of its goals is, and whether it is met; its exit status is 1 if one is not.
 """
@@ -18,6 +19,7 @@ COMMANDS = {
     "hot": "bench.fleet.spread",
     "paced": "bench.fleet.spread",
     "overload": "bench.fleet.overload",
+    "replicas": "bench.fleet.replicas",
 }
 """The module of each command, whose `main` takes the command and its arguments."""
 
