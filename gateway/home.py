@@ -65,6 +65,8 @@ class Home:
         self.worker_settings = self.run / "settings.json"
         self.metrics = self.run / "metrics"
         self.drain_marks = self.run / "drain_marks"
+        self.kv_index = self.run / "kv_index"
+        """The table of what each engine has cached (`gateway.fleet.kv_index`)."""
 
     @property
     def name(self) -> str:

@@ -53,6 +53,7 @@ from gateway.cache_report.report import CacheReport
 from gateway.db import POOL_SIZE, ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.files.store import open_files
 from gateway.fleet.drain_marks import DrainMarks
+from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet
 from gateway.health.readiness import Readiness
@@ -357,6 +358,7 @@ async def open_services(
         shipper=shipper,
         engines=models.engines,
         drain_marks=models.drain_marks,
+        index=models.index,
         rooms=models.rooms,
         authorization=auth.authorization,
         federation=auth.federation,
@@ -621,7 +623,8 @@ async def open_models(
     marks = DrainMarks(Home(settings.home).drain_marks)
     stack.callback(threads.close)
     stack.callback(marks.close)
-    models = ServedModels(connect, threads, leases.asked, marks)
+    index = KvIndex(Home(settings.home).kv_index)
+    models = ServedModels(connect, threads, leases.asked, marks, index)
     wanted = await models.prepare(settings, wait_s=START_WAIT_S)
     models.swap(wanted)
     leases.watch({place_of(each): client for each, client in models.clients.items()})

@@ -20,6 +20,7 @@ from engine.transport.client import EngineClient
 from foundation.retirement import Retirement
 from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import OnAsked
+from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
 from gateway.fleet.upstream.routes import Rooms, upstream_route
@@ -85,10 +86,16 @@ def what_makes(settings: Settings) -> tuple[object, ...]:
 
 class ServedModels:
     """The models of one worker. `connect` starts no client. `on_asked`: hears what engines are
-    asked to keep. `marks`: of engines that get nothing new."""
+    asked to keep. `marks`: of engines that get nothing new. `index`: of which engine has what
+    cached."""
 
     def __init__(
-        self, connect: Connect, threads: PrepareThreads, on_asked: OnAsked, marks: DrainMarks
+        self,
+        connect: Connect,
+        threads: PrepareThreads,
+        on_asked: OnAsked,
+        marks: DrainMarks,
+        index: KvIndex,
     ) -> None:
         self.fleet = Fleet(())
         self.engines: dict[str, Mapping[str, EngineClient]] = {}
@@ -97,6 +104,7 @@ class ServedModels:
         """By model name, as of now."""
         self._connect, self._threads, self._on_asked = connect, threads, on_asked
         self.drain_marks = marks
+        self.index = index
         self._served: dict[str, ServedModel] = {}
         self._clients: dict[EngineKey, EngineClient] = {}
         self._uses: dict[EngineKey, int] = {}
@@ -172,6 +180,7 @@ class ServedModels:
             threads=self._threads,
             on_asked=self._on_asked,
             marks=self.drain_marks,
+            index=self.index,
         )
         try:
             routes = tuple(await asyncio.to_thread(make))
@@ -249,6 +258,7 @@ def routes_of(
     threads: PrepareThreads,
     on_asked: OnAsked,
     marks: DrainMarks,
+    index: KvIndex,
 ) -> list[Route]:
     """Make the routes of a model and its adapters. Blocks: it reads a tokenizer."""
     if not clients:
@@ -256,7 +266,7 @@ def routes_of(
     else:
         from gateway.fleet.engine.routes import engine_routes  # loads the tokenizers library
 
-        routes = list(engine_routes(model, clients, threads, on_asked, marks))
+        routes = list(engine_routes(model, clients, threads, on_asked, marks, index))
     compat = settings.compat
     ignores_unknown = (model.unknown_fields or compat.unknown_fields) == "ignore"
     speaks_vllm = (model.dialect or compat.dialect) == "vllm"

@@ -1,5 +1,6 @@
 """The engines that `tollgate up` runs: as many for each in-repo model as it has replicas, and while
-settings change, the new ones beside those that they replace.
+settings change, the new ones beside those that they replace; and the conductor that follows them
+where there are several to choose from.
 
 An engine that is replaced ends once no worker may ask it anything any more.
 """
@@ -49,6 +50,7 @@ READY_POLL_S = 0.05
 PROBE_TIMEOUT_S = 5.0
 ENGINE_STOP_S = 10.0
 """The workers are gone by then, so there is nothing for an engine to finish."""
+CONDUCTOR_STOP_S = 2.0
 RETIRE_S = 60.0
 """An engine that nobody asks any more has nothing to finish, but to write down what it counted."""
 
@@ -130,11 +132,55 @@ class RunningEngine:
         return left is not None and left.poll() == ENGINE_CANNOT_START
 
 
+class ConductorPlace:
+    """Keeps the conductor of a home running, which shows the workers what engines have cached:
+    while there are engines to choose from. No request waits for it."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self.restarter: Restarter | None = None
+        self._addresses: list[str] = []
+        self._turn = asyncio.Lock()
+
+    async def follow(self, addresses: list[str], settings: Settings) -> None:
+        """Have it follow these engines, and no others."""
+        async with self._turn:
+            if addresses == self._addresses:
+                return
+            await self.stop()
+            self._addresses = addresses
+            if addresses:
+                self.restarter = Restarter("conductor", partial(self._start, addresses, settings))
+                await self.restarter.begin()
+
+    async def stop(self) -> None:
+        if self.restarter is not None:
+            await self.restarter.stop(CONDUCTOR_STOP_S)
+            self.restarter = None
+
+    async def _start(self, addresses: list[str], settings: Settings) -> Child:
+        command = [sys.executable, "-m", "gateway", "conductor"]
+        return spawn(
+            "conductor",
+            [
+                *(*command, "--index", str(self._home.kv_index)),
+                *(f"--engine={each}" for each in addresses),
+                *("--log-level", settings.log_level, "--log-format", settings.logs.format),
+            ],
+            run=self._home.run,
+            log=self._home.logs / "conductor.log",
+            env=engine_environment(own_environment(), settings),
+        )
+
+
 class EngineSet:
     """The engines, by their addresses."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
+        self._conductor = ConductorPlace(home)
+        self._settings: Settings | None = None
+        """The settings with which engines were begun last."""
         self._engines: dict[str, RunningEngine] = {}
         self._retiring: dict[str, RunningEngine] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
@@ -153,7 +199,8 @@ class EngineSet:
 
     @property
     def restarters(self) -> list[Restarter]:
-        return [each.restarter for each in self.all]
+        conductor = self._conductor.restarter
+        return [each.restarter for each in self.all] + ([] if conductor is None else [conductor])
 
     def versions(self) -> list[ModelVersion]:
         """Return the version that each engine has of its model, and those that did not start when
@@ -194,6 +241,7 @@ class EngineSet:
     async def begin(self, settings: Settings) -> list[RunningEngine]:
         """Start the engines that are missing, and return them; they load from now on. The models of
         `settings` have their places."""
+        self._settings = settings
         fresh = self._add_missing(settings)
         await together(*(each.restarter.begin() for each in fresh))
         self.on_change()
@@ -219,6 +267,9 @@ class EngineSet:
             if address not in self._watching:
                 dog = Watchdog(each.restarter, address, load_timeout_s=READY_TIMEOUT_S)
                 self._watching[address] = self._tasks.spawn(dog.run(), name=f"watch {address}")
+        if self._settings is not None:
+            several = [each for model in models if len(model.engines) > 1 for each in model.engines]
+            self._tasks.spawn(self._conductor.follow(several, self._settings), name="conductor")
         self.on_change()
 
     async def stop_unwanted(self, models: Sequence[ModelConfig]) -> list[str]:
@@ -249,7 +300,8 @@ class EngineSet:
 
     async def stop(self, timeout_s: float) -> None:
         await self._tasks.close()
-        await asyncio.gather(*(each.restarter.stop(timeout_s) for each in self.all))
+        engines = (each.restarter.stop(timeout_s) for each in self.all)
+        await asyncio.gather(self._conductor.stop(), *engines)
 
     async def _retire(self, each: RunningEngine, in_use: Callable[[], Collection[str]]) -> None:
         while each.address in in_use():

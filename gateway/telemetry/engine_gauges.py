@@ -69,6 +69,25 @@ ENGINE_GAUGES = {
 }
 """By the field of `ReplicaStatus`: the metric that shows it, its help text and what to do about it.
 Every worker hears the same engine, so the most recent word is the right one."""
+INDEX_GAUGES = (
+    (
+        "fleet_index_entries",
+        "Spans of 128 tokens that some engine has cached, in the index by which requests are sent "
+        "to one of a model's engines.",
+        "A size; its bound is four million.",
+    ),
+    (
+        "fleet_index_lag_seconds",
+        "From an engine's change of its cache to its place in the index, at last.",
+        "Above 0.2: the conductor has too little processor time.",
+    ),
+    (
+        "fleet_index_silent_seconds",
+        "Since the conductor was last heard of, which writes the index.",
+        "Growing: it is away (`conductor.log`), and prefixes are found less often.",
+    ),
+)
+"""The index of what engines have cached, which all workers read."""
 
 
 ResumeOutcome = Literal["resumed", "exhausted", "no_replica", "left"]
@@ -102,10 +121,21 @@ class EngineGauges:
             field: group.gauge(name, text, "model", "replica", do=do, mode="mostrecent")
             for field, (name, text, do) in ENGINE_GAUGES.items()
         }
+        self._index = [
+            group.gauge(name, text, do=do, mode="mostrecent") for name, text, do in INDEX_GAUGES
+        ]
+        self._shows_index = False
 
     def show(self, model: str, replica: str, status: ReplicaStatus) -> None:
         for field, gauge in self.gauges.items():
             gauge.labels(model, replica).set(getattr(status, field))
+
+    def show_index(self, state: tuple[int, float, float] | None) -> None:
+        """Show the index's entries, lag and silence. None: there is none, or no more."""
+        if state is not None or self._shows_index:
+            self._shows_index = state is not None
+            for gauge, value in zip(self._index, state or (0, 0.0, 0.0), strict=True):
+                gauge.set(value)
 
     def zero(self, gone: Iterable[tuple[str, str]]) -> None:
         """Set what was told of replicas that are gone, by model and name, to zero."""

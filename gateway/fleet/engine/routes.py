@@ -13,6 +13,7 @@ from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.folder_options import read_folder_options
 from gateway.fleet.engine.kept_prefixes import OnAsked
 from gateway.fleet.engine.replica import EngineReplica, never
+from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Route
 from gateway.home import engine_number
@@ -27,9 +28,11 @@ def engine_routes(
     threads: PrepareThreads,
     on_asked: OnAsked,
     marks: DrainMarks,
+    index: KvIndex,
 ) -> Iterator[Route]:
     """Yield the model as it is, then its adapters: all of the same engines, one tokenizer, one
-    template. `clients`: of the model's engines, in their order."""
+    template. `clients`: of the model's engines, in their order. `index`: of which engine has what
+    cached."""
     assert model.path is not None
     tokenizer = Tokenizer.load(model.path)
     template = ChatTemplate.find(model.path, file=model.chat_template)
@@ -58,6 +61,7 @@ def engine_routes(
                 output_format=output_format,
                 options=options,
                 is_drained=drained_by(marks, model, address),
+                index=index if len(clients) > 1 else None,
             )
             for address, client in zip(model.engines, clients, strict=True)
         )

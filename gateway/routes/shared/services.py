@@ -25,6 +25,7 @@ from gateway.batches.runner import BatchRunner
 from gateway.cache_report.report import CacheReport
 from gateway.files.store import FileStore
 from gateway.fleet.drain_marks import DrainMarks
+from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.health.readiness import Readiness
 from gateway.inference.services import GenerationServices
@@ -93,6 +94,8 @@ class Services(msgspec.Struct, kw_only=True):
     engines: Mapping[str, Mapping[str, Engine]]
     """By model name and by the replica's name, as of now."""
     drain_marks: DrainMarks
+    index: KvIndex | None = None
+    """Says which engine of a model has what cached."""
     rooms: Mapping[str, Sequence[WaitingRoom]] = {}
     """The waiting rooms of upstreams, by model name, as of now."""
     authorization: Authorization
@@ -133,6 +136,9 @@ class Services(msgspec.Struct, kw_only=True):
                     self.telemetry.engine_status(model, replica, engine.status)
         for model, rooms in self.rooms.items():
             self.telemetry.waiting_rooms(model, rooms)
+        has_choice = any(len(engines) > 1 for engines in self.engines.values())
+        index = self.index.state() if has_choice and self.index is not None else None
+        self.telemetry.engine_gauges.show_index(index)
         replicas = [(model, each) for model, engines in self.engines.items() for each in engines]
         self.telemetry.zero_gone(engines=replicas, rooms=self.rooms)
         servers, upstreams = ((), []) if self.mcp is None else self.mcp.health_by_server()

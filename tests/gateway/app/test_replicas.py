@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import textwrap
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,10 +23,12 @@ from engine.transport.client import EngineClient
 from gateway.app.served_models import ServedModels
 from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import unheard
+from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.home import Home
 from gateway.processes import engine_set
 from gateway.processes.engine_set import EngineSet, RunningEngine
+from gateway.processes.restarter import Restarter
 from gateway.settings.load import Settings, load
 from gateway.settings.models import ModelConfig
 from gateway.wire.openai.from_chat import from_openai
@@ -82,7 +85,11 @@ class Installation:
         self.threads = PrepareThreads()
         self.marks = DrainMarks(self.home.drain_marks)
         self.models = ServedModels(
-            lambda _, address: EngineClient(address), self.threads, unheard, self.marks
+            lambda _, address: EngineClient(address),
+            self.threads,
+            unheard,
+            self.marks,
+            KvIndex(self.home.kv_index),
         )
         self.num_done = 0
         self.asked: Counter[str] = Counter()
@@ -145,6 +152,16 @@ class Installation:
             )
         )
 
+    def conductor(self) -> Restarter | None:
+        named = (each for each in self.engines.restarters if each.name == "conductor")
+        return next(named, None)
+
+    async def until_it_is_conducted(self) -> None:
+        """Wait until the conductor writes, from now on, what the engines have cached."""
+        since = time.time()
+        index = KvIndex(self.home.kv_index)
+        await self.until(lambda: time.time() - index.silent_s > since)
+
     async def close(self) -> None:
         await self.models.close()
         await self.engines.stop(1)
@@ -166,6 +183,13 @@ async def test_engines_come_die_and_go_under_traffic(here: Installation) -> None
         await here.take_up(PENNY + "replicas = 3\n")
         assert list(here.models.engines["penny"]) == ["penny/0", "penny/1", "penny/2"]
         await here.until_all_have_worked()
+        await here.until_it_is_conducted()
+        conductor = here.conductor()
+        assert conductor is not None and conductor.child is not None
+        conductor.child.send_signal(signal.SIGKILL)
+        await here.until_all_have_worked()
+        await here.until_it_is_conducted()
+        assert conductor.exits == 1
     killed, client = here.running()["engine-1"], here.models.engines["penny"]["penny/1"]
     assert killed.restarter.child is not None
     before = client.status.engine_id
@@ -184,6 +208,7 @@ async def test_engines_come_die_and_go_under_traffic(here: Installation) -> None
         await here.until_all_have_worked()
         await here.take_up(PENNY + "replicas = 1\n")
         await here.until(lambda: list(here.running()) == ["engine-0"])
+        await here.until(lambda: here.conductor() is None)
         done = here.num_done
         await here.until(lambda: here.num_done > done + CLIENTS)
     await here.close()

@@ -20,6 +20,7 @@ from gateway.app import served_models
 from gateway.app.served_models import ServedModels
 from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import unheard
+from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Route
 from gateway.settings.load import Settings, load
@@ -91,7 +92,8 @@ class ModelsThatComeAndGo(RuleBasedStateMachine):
         self.before = served_models.routes_of
         served_models.routes_of = self.routes_of  # type: ignore[assignment]
         marks = DrainMarks(Path(self.folder.name) / "drain_marks")
-        self.models = ServedModels(self.connect, self.threads, unheard, marks)
+        index = KvIndex(Path(self.folder.name) / "kv_index")
+        self.models = ServedModels(self.connect, self.threads, unheard, marks, index)
 
     def connect(self, name: str, address: str) -> EngineClient:
         self.clients.append(Client())

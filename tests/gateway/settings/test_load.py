@@ -16,6 +16,7 @@ from gateway.app.served_models import routes_of
 from gateway.db import normalise
 from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import unheard
+from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Route
 from gateway.home import Home
@@ -129,7 +130,7 @@ def test_an_upstream_takes_hints_at_how_much_to_think_where_that_is_said() -> No
         assert [each.takes_reasoning_effort for each in model.replicas] == found
 
 
-def test_a_model_says_for_itself_what_becomes_of_unknown_fields() -> None:
+def test_a_model_says_for_itself_what_becomes_of_unknown_fields(tmp_path: Path) -> None:
     upstream = "upstream = 'http://h/v1'\n"
     named = "".join(
         f"[[model]]\nname = '{name}'\n{upstream}{own}"
@@ -145,24 +146,22 @@ def test_a_model_says_for_itself_what_becomes_of_unknown_fields() -> None:
     ):
         write(setting + named)
         with ThreadPoolExecutor(1) as executor:
-            routes = upstream_routes(executor)
+            routes = upstream_routes(executor, tmp_path)
         assert {route.model for route in routes if route.ignores_unknown} == ignoring
 
 
-def upstream_routes(executor: ThreadPoolExecutor) -> list[Route]:
+def upstream_routes(executor: ThreadPoolExecutor, folder: Path) -> list[Route]:
     settings, threads = load({}, {}), PrepareThreads(executor=executor)
-    marks = DrainMarks(Path("drain_marks"))
-    made = (
-        routes_of(each, settings, (), [None], threads, unheard, marks) for each in settings.models
-    )
+    rest = (threads, unheard, DrainMarks(folder / "drain_marks"), KvIndex(folder / "kv_index"))
+    made = (routes_of(each, settings, (), [None], *rest) for each in settings.models)
     return [route for routes in made for route in routes]
 
 
-def test_an_upstream_is_asked_as_it_is_whatever_the_dialect() -> None:
+def test_an_upstream_is_asked_as_it_is_whatever_the_dialect(tmp_path: Path) -> None:
     upstream = "[[model]]\nname = 'far'\nupstream = 'http://h/v1'\n"
     write("[compat]\ndialect = 'vllm'\n" + upstream)
     with ThreadPoolExecutor(1) as executor:
-        (route,) = upstream_routes(executor)
+        (route,) = upstream_routes(executor, tmp_path)
     assert (route.speaks_vllm, route.dialect) == (True, "upstream")
     assert msgspec.structs.replace(route, kind="engine").dialect == "vllm"
     write(upstream + "dialect = 'vllm'\n")

@@ -20,6 +20,7 @@ from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import unheard
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.engine.routes import engine_routes
+from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.generate_request import GenerateRequest, ToTokenize
 from gateway.generation_events import ReplicaEvent, TextDelta
@@ -101,9 +102,8 @@ async def test_the_settings_may_name_the_form_of_a_models_output(
         tool_call_parser="llama3_json",
         reasoning_parser="think",
     )
-    [route] = engine_routes(
-        config, [engine], threads, unheard, DrainMarks(tmp_path / "drain_marks")
-    )
+    marks, index = DrainMarks(tmp_path / "drain_marks"), KvIndex(tmp_path / "kv_index")
+    [route] = engine_routes(config, [engine], threads, unheard, marks, index)
     replica = route.replicas[0]
     prepared = await replica.prepare(chat(tools=[F], tool_choice="required"))
     grammar = prepared.payload.request.sampling.grammar

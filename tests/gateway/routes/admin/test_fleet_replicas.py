@@ -11,6 +11,7 @@ from engine.fake.engine import FakeCore, FakeEngine
 from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import unheard
 from gateway.fleet.engine.routes import engine_routes
+from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.routes.admin.installation.fleet import FleetReplica, prefill_speed_of, to_view
 from gateway.settings.models import ModelConfig
@@ -25,13 +26,14 @@ def marks(tmp_path: Path) -> DrainMarks:
 
 
 async def test_an_engine_tells_how_full_and_how_fast_it_is(
-    model_folder: Path, marks: DrainMarks
+    model_folder: Path, marks: DrainMarks, tmp_path: Path
 ) -> None:
     config = ModelConfig(name="m", path=model_folder, engines=ADDRESSES, starts_engine=True)
+    index = KvIndex(tmp_path / "kv_index")
     first, second = FakeEngine(FakeCore()), FakeEngine(FakeCore())
     second.lose()
     threads = PrepareThreads()
-    [route] = engine_routes(config, [first, second], threads, unheard, marks)
+    [route] = engine_routes(config, [first, second], threads, unheard, marks, index)
     status = replace(
         first.status,
         kv_cache_usage=0.25,
@@ -70,13 +72,14 @@ async def test_an_upstream_is_listed_too(world: World) -> None:
 
 
 async def test_a_drained_replica_gets_nothing_new_and_the_last_one_is_not_drained(
-    world: World, model_folder: Path, threads: PrepareThreads
+    world: World, model_folder: Path, threads: PrepareThreads, tmp_path: Path
 ) -> None:
     config = ModelConfig(name="m", path=model_folder, engines=ADDRESSES, starts_engine=True)
+    index = KvIndex(tmp_path / "kv_index")
     services = world.services
     fleet, marks = services.generation.fleet, services.drain_marks
     engines = [FakeEngine(FakeCore()) for _ in ADDRESSES]
-    [route] = engine_routes(config, engines, threads, unheard, marks)
+    [route] = engine_routes(config, engines, threads, unheard, marks, index)
     before = fleet.routes
     fleet.replace([*before, route])
     try:
