@@ -147,11 +147,14 @@ class Fleet:
         return [replica for _, replica in ranked]
 
     def report(self, replica: Replica, *, ok: bool) -> None:
-        """Record what came of asking it; `ok=False` when nothing ran."""
+        """Record what came of asking it; `ok=False` when nothing ran, or it was lost amid it. What
+        fails while it cools down failed with it: an engine that dies may take many along."""
         if ok:
             self._failures.pop(replica, None)
             return
         failures = self._failures.setdefault(replica, Failures())
+        if self._clock() < failures.until:
+            return
         failures.in_a_row += 1
         doublings = min(failures.in_a_row - 1, MAX_DOUBLINGS)
         cool_down_s = min(COOL_DOWN_MIN_S * 2**doublings, COOL_DOWN_MAX_S)

@@ -24,7 +24,7 @@ from gateway.home import Home
 MODEL = "twin"
 PENNY = Path(__file__).resolve().parents[2] / "models" / "penny"
 VOCAB_SIZE = 4096
-STEP_S = 0.005
+STEP_S = 0.01
 A_CALL = 0
 SAYS = (
     'I look.\n<tool_call>\n{"name": "f", "arguments": {"city": "Zürich 😀", "days": [1, 2, 3, 4]}}'

@@ -44,6 +44,8 @@ STOPS = cycles(20, daily=1)
 NUMBERS = range(2, 5)
 """The engines' numbers: the model is the third one, and its further engines come behind all."""
 CLIENTS = 4
+MAX_RESUMES = 100
+"""As many as one answer may need where engines die more often than it takes to say it."""
 ORPHANS_WAIT_S = 6.0
 """In place of a minute: nothing here takes so long to book."""
 TIMEOUT_S = 60.0
@@ -128,16 +130,20 @@ class Arena:
             else:
                 assert text_of(asked, answer) == text_of(asked, exact)
 
-    def until(self, what: str, condition: Callable[[], bool]) -> None:
+    def until(self, what: str, condition: Callable[[], bool], poll_s: float = 0.005) -> None:
         deadline = time.monotonic() + TIMEOUT_S
         while not condition():
             assert time.monotonic() < deadline, f"{what}: not in {TIMEOUT_S} s"
-            time.sleep(0.002)
+            time.sleep(poll_s)
 
-    def until_busy(self, number: int) -> None:
-        """Until an engine has something to lose."""
-        client = self.clients[number]
-        self.until(f"engine {number} is asked", lambda: len(client._streams) > 0)
+    def busy_one(self, rng: random.Random) -> int:
+        """Wait until an engine has something to lose, and return its number."""
+
+        def busy() -> list[int]:
+            return [number for number, client in self.clients.items() if client._streams]
+
+        self.until("one is asked", lambda: bool(busy()))
+        return rng.choice(busy() or NUMBERS)
 
     def kill(self, *numbers: int) -> None:
         """Kill them, and start them again: when this returns they are back."""
@@ -219,6 +225,7 @@ def arena(
     home.create()
     engines = MortalEngines(home, NUMBERS)
     more = f'[[model]]\nname = "{MODEL}"\npath = "{folder}/penny"\nreplicas = {len(NUMBERS)}\n'
+    more += f"[fleet]\nmax_resumes = {MAX_RESUMES}\n"
     with pytest.MonkeyPatch.context() as patch:
         be_patient(patch)
         patch.setattr(settle_late, "ORPHAN_WAIT_S", ORPHANS_WAIT_S)
@@ -244,14 +251,12 @@ def test_no_stream_dies_with_its_engine(arena: Arena) -> None:
         asking: list[Future[None]] = [threads.submit(arena.ask_on, stop) for _ in range(CLIENTS)]
         try:
             for number in range(KILLS):
-                victim = rng.choice(NUMBERS)
-                arena.until_busy(victim)
+                victim = arena.busy_one(rng)
                 time.sleep(rng.uniform(0.0, 0.1))  # wherever in it that is
                 others = [each for each in NUMBERS if each != victim]
                 arena.kill(victim, *(others if number % 10 == 9 else ()))
                 if number % (KILLS // STOPS) == 0:
-                    arena.until_busy(victim)
-                    arena.stop(victim)
+                    arena.stop(arena.busy_one(rng))
                 failed = [each for each in asking if each.done()]
                 assert not failed, failed[0].exception()
         finally:
@@ -269,7 +274,7 @@ def test_no_stream_dies_with_its_engine(arena: Arena) -> None:
         return not found.problems and not found.num_waiting
 
     try:
-        arena.until("the books balance", balances)
+        arena.until("the books balance", balances, poll_s=1.0)
     except AssertionError:
         raise AssertionError(arena.worker.run(arena.agreement()).problems) from None
     waste = arena.worker.run(arena.waste())

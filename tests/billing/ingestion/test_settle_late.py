@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from billing.events import Price, Quantities, stop_waste_id
+from billing.events import Price, Quantities, failover_waste_id, stop_waste_id
 from billing.ingestion import settle_late as reconcile
 from billing.ingestion.ingest import ingest
 from billing.ingestion.settle_late import (
@@ -72,6 +72,16 @@ async def test_what_lies_behind_a_stop_string_is_not_wasted_twice(db: AsyncEngin
     await ingest(db, [event, behind])
     generated = Quantities(uncached_input=100, cache_read=16, output=25)
     assert await post_waste(db, event.id, generated) == Quantities(output=1)
+
+
+async def test_what_was_computed_again_is_not_wasted_twice(db: AsyncEngine) -> None:
+    """An attempt that goes on bills no prompt: its own reading of that is the house's."""
+    event = an_event(quantities=Quantities(output=5))
+    again = Quantities(uncached_input=30, cache_read=16)
+    waste = an_event(an_attempt(failover_waste_id(event.id)), again, kind="waste")
+    await ingest(db, [event, waste])
+    generated = Quantities(uncached_input=30, cache_read=16, output=7)
+    assert await post_waste(db, event.id, generated) == Quantities(output=2)
 
 
 async def test_billing_more_than_was_generated_is_an_alarm(

@@ -204,6 +204,15 @@ def test_what_failed_comes_last_for_a_while() -> None:
     assert names(fleet, route) == ["bad", "good"]
 
 
+def test_a_replica_that_dies_with_many_requests_has_failed_once() -> None:
+    bad = RoutedReplica("bad", 1000)
+    fleet, route, clock = fleet_of(bad, RoutedReplica("good"))
+    for _ in range(100):
+        report(fleet, bad, ok=False)
+    clock.now = 1.0
+    assert names(fleet, route)[0] == "bad"
+
+
 def test_each_failure_in_a_row_doubles_the_while_up_to_a_bound() -> None:
     bad = RoutedReplica("bad", 1000)
     fleet, route, clock = fleet_of(bad, RoutedReplica("good"))

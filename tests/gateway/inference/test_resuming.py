@@ -36,7 +36,9 @@ from gateway.inference import attempt as attempt_module
 from gateway.inference.attempt import RESUMED
 from gateway.inference.metering import to_quantities_since
 from gateway.inference.services import GenerationServices
+from gateway.inference.settlement import CrashSettlement
 from gateway.limits.allowance import PauseReasons
+from gateway.limits.outcomes import Units
 from gateway.wire.openai.from_chat import from_openai
 from gateway.wire.surfaces import CHAT
 from tests.gateway.office import AsListed, Office, WatchedLimiter, read
@@ -252,6 +254,33 @@ def first_said(engine: MortalEngine, length: int) -> list[int]:
     (request, *_) = engine.asked
     answer = engine.core._respond(request, 0)
     return [next(answer) for _ in range(length)]
+
+
+async def test_a_crash_settles_what_all_attempts_of_a_request_used(
+    open_office: Callable[..., Office], engine: MakeEngine, tasks: TaskSet
+) -> None:
+    """They share one lease, which the first event that is settled would end."""
+    office = open_office(engine(4), engine())
+    await say(office, chat())
+    await office.settled()
+    events, told = await office.billed(), list[tuple[str, Units]]()
+
+    class Heard:
+        async def settle_lease(self, org: str, lease_id: str, used: Units) -> None:
+            told.append((lease_id, used))
+
+    settlement: Any = CrashSettlement(
+        db=None,  # type: ignore[arg-type]
+        limiter=Heard(),  # type: ignore[arg-type]
+        tasks=tasks,
+        price_book=office.services.price_book,
+        telemetry=office.telemetry,
+    )
+    await settlement._settle_leases(events)
+    ((lease_id, used),) = told
+    assert lease_id == events[0].attempt.request_id
+    assert used.output_tokens == LENGTH
+    assert used.input_tokens == events[0].quantities.input_total
 
 
 async def test_an_unseeded_request_goes_on_with_the_seed_it_was_given(
