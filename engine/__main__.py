@@ -14,7 +14,7 @@ import math
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,8 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             from engine.core.explanation import explain
 
             print(explain(core.resolved))
+            core.close()
             return 0
-        with _record_at(arguments.usage_record) as record:
+        with closing(core), _record_at(arguments.usage_record) as record:
             server = EngineServer(core, arguments.listen, record)
             core.begin_grammars()
             asyncio.run(_serve(server, arguments.drain_timeout_s))

@@ -137,6 +137,17 @@ class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
     """For tests and benchmarks."""
     prefix_caching: Annotated[bool, _memory("compute every prompt in full")] = True
+    kv_disk: Annotated[
+        Path | None,
+        _memory(
+            "a folder: prefixes that are used again are kept there, and read where that is quicker "
+            "than computing them. Unset: nowhere"
+        ),
+    ] = None
+    """See `engine.tiers`."""
+    kv_disk_bytes: Annotated[
+        PositiveInt, _memory("most that the files of one engine in --kv-disk take")
+    ] = 16 * 2**30
     cache_lease_share: Annotated[
         Share,
         _memory("KV blocks that one tenant may have kept for a time, of all; 0: nothing is kept"),

@@ -211,6 +211,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     written_tokens: tuple[int, ...] = ()
     """By breakpoint: what comes between the one before, or what was kept, and it, in whole blocks;
     0 where the engine does not keep it. From `prefilled` on a lease is on it."""
+    tier_tokens: int = 0
+    """The cached tokens that a tier of the KV cache brought (`engine.tiers`)."""
     seen: SeenPrefix | None = None
     """The remembered prefix of the first prompt, frozen when it is first scheduled. None: no
     remembered prefix begins so, or its prefix is not looked up."""
@@ -348,6 +350,11 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
     """The budget of one step, prompts and decodes together."""
     context_tokens: int = 0
     """The tokens of all sequences that decode."""
+    num_tier_blocks: int = 0
+    max_tier_blocks: int = 0
+    """Those on disk (`engine.tiers`) and their bound; 0: there is no disk tier."""
+    tier_hit_tokens: int = 0
+    """The part of `prefix_cache_hit_tokens` that was read from disk."""
     silent_s: float = 0.0
     """On connection: how long ago the step loop said this."""
     sliding_window: int | None = None

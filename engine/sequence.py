@@ -362,6 +362,8 @@ class PromptState:
     choices: tuple[Sequence, ...]
     cached_tokens: int | None = None
     """None before any of them was scheduled, frozen after."""
+    tier_tokens: int = 0
+    """Those of them that a tier brought."""
     seen: SeenPrefix | None = None
     is_prefilled: bool = False
 
@@ -387,7 +389,8 @@ class RequestState:
     breakpoints: tuple[Breakpoint, ...] = ()
     prompt_tokens: int = field(init=False)
     cached_tokens: int = 0
-    """As in `Usage`, both."""
+    tier_tokens: int = 0
+    """As in `Usage`, all three."""
     kept: KeptTokens = NOTHING_KEPT
     """Frozen when the first choice is first scheduled."""
     generated_tokens: int = 0
@@ -412,14 +415,21 @@ class RequestState:
         if self.first_token_s is None:
             self.cached_tokens += cached_tokens
 
+    def load_prompt(self, prompt: PromptState, tier_tokens: int) -> None:
+        """Note what of a prompt that was just scheduled a tier brought."""
+        prompt.tier_tokens = tier_tokens
+        if self.first_token_s is None:
+            self.tier_tokens += tier_tokens
+
     def prefill_prompt(self, prompt: PromptState, now: float) -> None:
         """Its first token, or its embedding, is there."""
         prompt.is_prefilled = True
         if self.first_token_s is None:
             self.first_token_s = now
-            self.prompt_tokens = self.cached_tokens = 0
+            self.prompt_tokens = self.cached_tokens = self.tier_tokens = 0
         self.prompt_tokens += prompt.choices[0].num_prompt_tokens
         self.cached_tokens += prompt.cached_tokens or 0
+        self.tier_tokens += prompt.tier_tokens
 
     def usage(self) -> Usage:
         """Cumulative over all choices, as of now."""
@@ -432,6 +442,7 @@ class RequestState:
             cached_tokens=self.cached_tokens,
             kept_tokens=self.kept.kept_tokens,
             written_tokens=self.kept.written_tokens,
+            tier_tokens=self.tier_tokens,
             seen=self.prompts[0].seen,
             generated_tokens=self.generated_tokens,
             resumed_tokens=self.resumed_tokens,

@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
+from engine.core.disk_tier import describe, measure_prefill, open_loader
 from engine.core.product_ways import choose_measured
 from engine.core.stepper import Stepper
 from engine.errors import ConfigError, InvalidRequest
@@ -54,8 +55,10 @@ from engine.runner.speculative.draft_model import Drafter
 from engine.runner.speculative.guesser import GrammarProposer, Guesser, NgramProposer
 from engine.scheduling.lanes import limits_of, queues_of
 from engine.scheduling.pace import Pace
+from engine.scheduling.prefix_loader import PrefixLoader
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import check_adapter, check_head, check_request
+from engine.tiers.policy import PrefillCosts
 from engine.transport.startup import GIB, Startup
 from engine.weights.loader import load_model
 from engine.weights.registry import load_model_config
@@ -108,10 +111,13 @@ class EngineCore:
             caches = [_allocate(each, self.resolved) for each in loaded]
         layers = [layer for cache in caches for layer in cache]
         on_free = partial(poison_block, layers) if config.poison_freed_blocks else None
-        self._scheduler = _scheduler(self.resolved, clock, on_free)
+        cache = _prefix_cache(self.resolved, clock, on_free)
+        self._measured_costs = PrefillCosts()
+        self._loader = open_loader(self.resolved, layers, cache, self._prefill_costs)
+        self._scheduler = _scheduler(self.resolved, cache, clock, self._loader)
         runners = [
-            _runner(each, cache, self.resolved, _num_drafts(config, verifies=each is loaded[0]))
-            for each, cache in zip(loaded, caches, strict=True)
+            _runner(each, held, self.resolved, _num_drafts(config, verifies=each is loaded[0]))
+            for each, held in zip(loaded, caches, strict=True)
         ]
         self._stepper = Stepper(
             self._scheduler,
@@ -121,6 +127,10 @@ class EngineCore:
         )
         self._generated_tokens = 0
         _prepare(runners, self.resolved, startup)
+        if self._loader is not None:
+            with startup.phase("kv_disk"):
+                self._measured_costs = measure_prefill(runners[0], self.resolved)
+            logger.info("%s", describe(self._loader, self._measured_costs, BLOCK_SIZE))
         logger.info(
             "engine for %s ready in %.2f s, max_model_len %d; where time and memory went:\n%s",
             self.resolved.served_name,
@@ -128,6 +138,11 @@ class EngineCore:
             self.resolved.max_model_len,
             startup.table(),
         )
+
+    def close(self) -> None:
+        """End the threads of the disk tier, with all that is to be written."""
+        if self._loader is not None:
+            self._loader.tier.close()
 
     def prepare(self, request: EngineRequest) -> None:
         """Do the part of `add` that may take long: compile the grammar. Safe in any thread. Raises
@@ -202,7 +217,7 @@ class EngineCore:
 
     def status(self) -> ReplicaStatus:
         """As of now; cheap."""
-        resolved, scheduler = self.resolved, self._scheduler
+        resolved, scheduler, loader = self.resolved, self._scheduler, self._loader
         return ReplicaStatus(
             model=resolved.served_name,
             protocol_version=PROTOCOL_VERSION,
@@ -233,11 +248,25 @@ class EngineCore:
             costs=self._stepper.costs,
             max_step_tokens=scheduler.max_num_batched_tokens,
             context_tokens=scheduler.num_context_tokens,
+            num_tier_blocks=0 if loader is None else loader.tier.num_blocks,
+            max_tier_blocks=0 if loader is None else loader.tier.max_blocks,
+            tier_hit_tokens=0 if loader is None else loader.num_hit_tokens,
         )
 
     def check_integrity(self) -> None:
         """AssertionError when a block is leaked or doubly owned."""
         self._scheduler.check_integrity()
+
+    def _prefill_costs(self) -> PrefillCosts:
+        """Return what computing a prompt takes: as it was learnt, or measured before there was
+        anything to learn from."""
+        learnt, budget = self._stepper.costs, self.resolved.config.max_num_batched_tokens
+        if learnt.prompt_token_s <= 0:
+            return self._measured_costs
+        return PrefillCosts(
+            learnt.prompt_token_s + learnt.step_s / budget,
+            learnt.pair_s + learnt.chunk_context_token_s / budget,
+        )
 
     def _check_model_has(self, request: EngineRequest) -> None:
         resolved = self.resolved
@@ -455,19 +484,28 @@ def _runner(
     return DeviceRunner(model, cache, shape, eos_token_ids=eos_token_ids, limits=limits)
 
 
-def _scheduler(
+def _prefix_cache(
     resolved: ResolvedConfig,
     clock: Callable[[], float],
     on_free: Callable[[int], None] | None,
-) -> Scheduler:
+) -> PrefixCache:
     config = resolved.config
-    cache = PrefixCache(
+    return PrefixCache(
         BlockPool(resolved.num_blocks, on_free=on_free),
         resolved.block_size,
         enabled=config.prefix_caching and not resolved.whole_prompts,
         sliding_window=resolved.sliding_window,
         leases=CacheLeases(int(resolved.num_blocks * config.cache_lease_share), clock),
     )
+
+
+def _scheduler(
+    resolved: ResolvedConfig,
+    cache: PrefixCache,
+    clock: Callable[[], float],
+    loader: PrefixLoader | None,
+) -> Scheduler:
+    config = resolved.config
     return Scheduler(
         cache=cache,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -484,4 +522,5 @@ def _scheduler(
         whole_prompts=resolved.whole_prompts,
         pooling=resolved.pooling,
         lane_limits=limits_of(config),
+        loader=loader,
     )

@@ -94,7 +94,10 @@ class Stepper:
             self._guesser.guess(self._scheduler.running)
         output = self._scheduler.schedule()
         if not output.scheduled:
-            return self._collect() if self._in_flight else []
+            if self._in_flight:
+                return self._collect()
+            self._scheduler.wait()
+            return []
         self.num_steps += 1
         started_s = time.perf_counter()
         parts, is_usual = _Parts.of(output), True

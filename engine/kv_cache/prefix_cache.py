@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
+from collections.abc import Sequence as Items
 
 from engine.kv_cache.block_leases import CacheLeases
 from engine.kv_cache.block_pool import BlockPool
@@ -117,7 +118,7 @@ class PrefixCache:
             return []
         longest = run = 0
         for end in range(1, (seq.num_tokens - 1) // self.block_size + 1):
-            if self._digest(seq, end - 1) in self._block_of:
+            if self.digest(seq, end - 1) in self._block_of:
                 run += 1
                 if run >= end - self.first_visible_block(end * self.block_size):
                     longest = end
@@ -135,7 +136,7 @@ class PrefixCache:
         """Return the digests of the salt, then of each full block of the prompt."""
         num_full = seq.num_prompt_tokens // self.block_size
         if num_full:
-            self._digest(seq, num_full - 1)
+            self.digest(seq, num_full - 1)
         return [root_digest(seq.cache_salt), *seq.block_digests[:num_full]]
 
     def num_idle(self, table: Iterable[int]) -> int:
@@ -171,9 +172,7 @@ class PrefixCache:
         if missing > self.num_available:
             return False
         for _ in range(missing):
-            if self.pool.num_free == 0:
-                self._evict()
-            seq.block_table.append(self.pool.allocate())
+            seq.block_table.append(self.allocate())
         return True
 
     def register(self, seq: Sequence) -> None:
@@ -182,12 +181,10 @@ class PrefixCache:
         if not self.enabled:
             return
         for index in range(seq.num_registered_blocks, seq.num_computed_tokens // self.block_size):
-            digest, block = self._digest(seq, index), seq.block_table[index]
-            known = self._block_of.setdefault(digest, block)
-            if known == block:
-                self._digest_of[block] = digest
-                if (index + 1) % SPAN_BLOCKS == 0:
-                    self.events.stored(block, digest)
+            digest, block = self.digest(seq, index), seq.block_table[index]
+            known = self._block_of.get(digest)
+            if known is None:
+                self._file(digest, block, index)
             else:
                 self._take(known)
                 seq.block_table[index] = known
@@ -212,16 +209,57 @@ class PrefixCache:
         seq.block_table = []
         seq.num_freed_blocks = seq.num_registered_blocks = seq.num_computed_tokens = 0
 
+    def digest(self, seq: Sequence, index: int) -> bytes:
+        """Return the digest of full block `index`, kept with the sequence. What else of its span is
+        in the prompt is hashed with it: it will be asked for, too."""
+        digests, size = seq.block_digests, self.block_size
+        while len(digests) <= index:
+            known = len(digests)
+            first = known - known % SPAN_BLOCKS
+            stop = min(first + SPAN_BLOCKS, max(index + 1, seq.num_prompt_tokens // size))
+            before = digests[first - 1] if first else root_digest(seq.cache_salt)
+            span = block_digests(before, seq.tokens(first * size, stop * size), size)
+            digests += span[known - first :]
+        return digests[index]
+
+    def find(self, digest: bytes) -> int | None:
+        """Return the block with this content."""
+        return self._block_of.get(digest)
+
+    def hold(self, table: Iterable[int]) -> None:
+        """Keep cached blocks from being evicted, until `unhold`."""
+        for block in table:
+            self._take(block)
+
+    def unhold(self, table: Items[int]) -> None:
+        """Hold a prefix no more; nor what was allocated, which is registered by now."""
+        for block in reversed(table):
+            self._drop(block)
+
+    def allocate(self) -> int:
+        """Return a block that is held once and has no content yet; evicts one if it has to."""
+        if self.pool.num_free == 0:
+            self._evict()
+        return self.pool.allocate()
+
+    def register_loaded(self, digest: bytes, block: int, index: int) -> None:
+        """Let others find what a held block got from a tier: block `index` of a prompt, which no
+        other block has."""
+        assert digest not in self._block_of and block not in self._digest_of
+        self._file(digest, block, index)
+
     def expire_leases(self) -> None:
         """End leases that are over: their blocks may be evicted as any other, the latest last."""
         for block in self.leases.expire():
             self._unlease(block)
 
-    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+    def check_integrity(
+        self, sequences: Iterable[Sequence], tables: Iterable[Items[int]] = ()
+    ) -> None:
         """AssertionError unless every block is exactly one of free, idle and cached, or held by as
-        many of the tables of `sequences` (all there are) as its count says."""
+        many of the tables of `sequences` (all there are) and other `tables` as its count says."""
         self.pool.check_integrity()
-        held: dict[int, int] = {}
+        held: dict[int, int] = dict(Counter(block for table in tables for block in table))
         for seq in sequences:
             self._check_table(seq)
             for block in seq.block_table[seq.num_freed_blocks :]:
@@ -249,18 +287,10 @@ class PrefixCache:
         for index in range(freed, seq.num_registered_blocks):
             assert self._digest_of[table[index]] == seq.block_digests[index], "wrong content"
 
-    def _digest(self, seq: Sequence, index: int) -> bytes:
-        """Digest of full block `index`, kept with the sequence. What else of its span is in the
-        prompt is hashed with it: it will be asked for, too."""
-        digests, size = seq.block_digests, self.block_size
-        while len(digests) <= index:
-            known = len(digests)
-            first = known - known % SPAN_BLOCKS
-            stop = min(first + SPAN_BLOCKS, max(index + 1, seq.num_prompt_tokens // size))
-            before = digests[first - 1] if first else root_digest(seq.cache_salt)
-            span = block_digests(before, seq.tokens(first * size, stop * size), size)
-            digests += span[known - first :]
-        return digests[index]
+    def _file(self, digest: bytes, block: int, index: int) -> None:
+        self._block_of[digest], self._digest_of[block] = block, digest
+        if (index + 1) % SPAN_BLOCKS == 0:
+            self.events.stored(block, digest)
 
     def _take(self, block: int) -> None:
         if self.pool.ref(block) == 1:

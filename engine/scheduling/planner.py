@@ -13,6 +13,7 @@ from engine.kv_cache.prefix_cache import PrefixCache
 from engine.protocol import Lane
 from engine.scheduling.lanes import LaneLimits, Lanes
 from engine.scheduling.pace import Pace
+from engine.scheduling.prefix_loader import PrefixLoader
 from engine.scheduling.queues import WaitingRoom
 from engine.scheduling.running import RunningSequences
 from engine.scheduling.step_plan import StepPlan
@@ -56,11 +57,12 @@ class Planner:
         penalties_ahead: bool,
         whole_prompts: bool,
         on_start: Callable[[Sequence], None],
+        loader: PrefixLoader | None = None,
     ) -> None:
         """limits: of lanes. penalties_ahead: a token that is pending can be penalised for being
         said again. whole_prompts: none is cut into chunks.
         on_start: told of a sequence that was given its first blocks, before any of it is
-        computed."""
+        computed. loader: None: there are no tiers."""
         self.num_preemptions = 0
         self._cache = cache
         self._whole_prompts = whole_prompts
@@ -82,6 +84,7 @@ class Planner:
         self._max_blocks_per_seq = max_blocks_per_seq
         self._penalties_ahead = penalties_ahead
         self._on_start = on_start
+        self._loader = loader
 
     def plan(self) -> StepPlan:
         """The next step, its blocks given. Empty when nothing can be computed."""
@@ -97,6 +100,11 @@ class Planner:
         if has_prompts:
             step.pressed = self._pressed(step)
         return step
+
+    @property
+    def num_spare(self) -> int:
+        """Blocks that nobody holds and that the running ones will not need; O(running)."""
+        return self._cache.num_available - sum(map(self._num_needed, self.running.active))
 
     def release(self, seq: Sequence) -> None:
         """Give its blocks back. Steps in flight may still write to them: whoever gets the blocks
@@ -282,10 +290,11 @@ class Planner:
                 self._try_to_start(step, intake, seq)
 
     def _try_to_start(self, step: StepPlan, intake: _Intake, seq: Sequence) -> None:
-        """Start the next one, or find that it, and so whoever is behind it, has to wait; where it
-        is its lane's headroom that is in the way, only its lane has to."""
+        """Start the next one, or let a tier bring what it has of its prefix; or find that it, and
+        so whoever is behind it, has to wait; where it is its lane's headroom that is in the way,
+        only its lane has to."""
         if intake.num_needed is None:
-            intake.num_needed = sum(map(self._num_needed, self.running.active))
+            intake.num_needed = self._cache.num_available - self.num_spare
         victims = self.running.victims_of(seq.lane)
         if intake.has_started:  # nobody gives way in the step in which it started
             victims = self.running.halted[::-1]
@@ -295,6 +304,9 @@ class Planner:
             intake.is_over = True
             return
         table = self._cache.match(seq)
+        if self._loader is not None and self._loader.begin(seq, table, spare):
+            self.waiting.remove(seq)
+            return
         short = self._num_wanted(seq, table) - spare
         if not self._claim(step, victims, table, short + self.lanes.headroom(seq.lane)):
             if short > 0:

@@ -55,6 +55,7 @@ from engine.protocol import (
 from engine.scheduling.lanes import LaneLimits
 from engine.scheduling.pace import Pace
 from engine.scheduling.planner import Planner
+from engine.scheduling.prefix_loader import PrefixLoader
 from engine.scheduling.queues import Deadlines
 from engine.scheduling.step_plan import (
     NOTHING,
@@ -100,17 +101,17 @@ class Scheduler:
         pooling: Pooling = "last",
         lane_limits: Mapping[Lane, LaneLimits] | None = None,
         share: FairShare | None = None,
+        loader: PrefixLoader | None = None,
     ) -> None:
         """pace: bounds the prompt tokens of steps that also decode; None: only the budget does.
         max_steps_in_flight: how many outputs of schedule() may wait for their update().
         penalties_ahead: a pending token can be penalised. whole_prompts: each fits one step.
         max_waiting: requests queued in each lane. pooling: of embeddings. lane_limits: None: none
-        have any. share: whose turn it is."""
+        have any. share: whose turn it is. loader: None: there are no tiers."""
         assert max_num_batched_tokens >= 1 and max_num_seqs >= 1 and min(max_waiting.values()) >= 1
         assert max_model_len >= 2, f"max_model_len {max_model_len}: a prompt and an answer"
         self.cache = cache
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens, self.max_num_seqs = max_num_batched_tokens, max_num_seqs
         self.max_model_len, self.vocab_size = max_model_len, vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_blocks_per_seq = max_blocks_per_sequence(
@@ -125,15 +126,14 @@ class Scheduler:
             f"{num_blocks} blocks cannot hold a sequence that takes {self.max_blocks_per_seq}"
         )
         self.prefix_cache_query_tokens = self.prefix_cache_hit_tokens = 0
-        self.pace = pace or Pace(None)
-        self._pooling: Pooling = pooling
-        self._clock, self._random = clock, random.Random(seed)
+        self.pace, self._pooling = pace or Pace(None), pooling
+        self._clock, self._updated_s = clock, 0.0
+        self._random, self._loader = random.Random(seed), loader
         self._num_arrived = self._num_paused = 0
         self._requests: dict[str, RequestState] = {}
         self._deadlines = Deadlines(self._waits_until)
         self._keeping = PrefixLeases(cache.leases, cache.block_size)
         self._prompts = PromptMemory(cache.block_size)
-        self._updated_s = 0.0
         self._planner = Planner(
             cache=cache,
             pace=self.pace,
@@ -146,6 +146,7 @@ class Scheduler:
             penalties_ahead=penalties_ahead,
             whole_prompts=whole_prompts,
             on_start=self._started,
+            loader=loader,
         )
         self._share, self._lanes = self._planner.share, self._planner.lanes
         self._running, self._waiting = self._planner.running, self._planner.waiting
@@ -239,6 +240,8 @@ class Scheduler:
         """Decide the next step and give it its blocks. Each output must be handed, in order, to
         update() or fail_batch(). Empty when nothing is unfinished, or when all that is waits for
         steps in flight."""
+        if self._loader is not None:
+            self._advance(self._loader)
         step = self._planner.plan()
         for entry in step.scheduled.values():
             entry.seq.num_in_flight += entry.num_new_tokens
@@ -279,6 +282,8 @@ class Scheduler:
             computed = entry.start + entry.num_new_tokens - num_rejected
             seq.num_computed_tokens = min(computed, seq.num_tokens)
             self.cache.register(seq)
+            if self._loader is not None:
+                self._loader.computed(seq)
             if self._keeping.promised and seq.index == 0:
                 self._keeping.computed(seq.request_id, seq.block_table, seq.num_registered_blocks)
             self.cache.slide(seq)
@@ -313,8 +318,15 @@ class Scheduler:
         return bool(self._requests)
 
     def has_work(self) -> bool:
-        """Whether anything that is unfinished is not paused."""
+        """Whether anything that is unfinished is not paused, or waits to be copied to a tier."""
+        if self._loader is not None and self._loader.has_writes:
+            return True
         return len(self._requests) > self._num_paused
+
+    def wait(self) -> None:
+        """Wait for a tier, for a short time, after `schedule` had nothing to schedule."""
+        if self._loader is not None:
+            self._loader.wait()
 
     @property
     def running(self) -> list[Sequence]:
@@ -406,7 +418,8 @@ class Scheduler:
             assert seq.num_computed_tokens < seq.num_tokens <= self.max_model_len
             covered = len(seq.block_table) * self.cache.block_size
             assert seq.num_computed_tokens + seq.num_in_flight <= covered, "computed off the table"
-        self.cache.check_integrity(running)
+        loader = self._loader
+        self.cache.check_integrity(running, () if loader is None else loader.held_tables())
         self._keeping.check_integrity()
 
     # How
@@ -416,6 +429,13 @@ class Scheduler:
             if seed is not None:
                 return seed
         return self._random.getrandbits(64)
+
+    def _advance(self, loader: PrefixLoader) -> None:
+        """Take in what tiers brought, and give them what they are to keep."""
+        for seq in loader.advance(self._planner.num_spare):
+            if self._may_wait(seq):
+                self._waiting.add(seq)
+        loader.write()
 
     def _started(self, seq: Sequence) -> None:
         state = self._requests[seq.request_id]
@@ -429,6 +449,10 @@ class Scheduler:
             self.prefix_cache_hit_tokens += seq.num_cached_tokens
             digests = self.cache.prompt_digests(seq)
             prompt.seen = self._prompts.meet(seq.prompt_token_ids, digests, seq.num_cached_tokens)
+            if self._loader is not None:
+                num_seen = 0 if prompt.seen is None else prompt.seen.tokens
+                num_loaded = self._loader.started(seq, seq.num_cached_tokens, num_seen)
+                state.load_prompt(prompt, num_loaded)
         if state.first_scheduled_s is None:
             state.first_scheduled_s = self._clock()
             self._lanes.queues[seq.lane].give_back(seq.tenant)
@@ -486,6 +510,8 @@ class Scheduler:
         else:
             self._waiting.remove(seq)
         seq.finish(reason)
+        if self._loader is not None:
+            self._loader.forget(seq)
         self._share.leave(seq.lane, seq.tenant)
         self._lanes.num_open[seq.lane] -= 1
         state.num_unfinished -= 1
@@ -529,6 +555,9 @@ class Scheduler:
         return not self._requests[seq.request_id].is_paused and not self._is_parked(seq)
 
     def _is_parked(self, seq: Sequence) -> bool:
-        """Whether the choice waits for the first one of its prompt to compute that."""
+        """Whether the choice waits for the first one of its prompt to compute that, or for a
+        tier."""
+        if self._loader is not None and self._loader.is_loading(seq):
+            return True
         prompt = self._requests[seq.request_id].prompt_of(seq)
         return self.cache.enabled and seq is not prompt.choices[0] and not prompt.is_prefilled

@@ -46,6 +46,16 @@ ENGINE_GAUGES = {
         "Prompt tokens looked up since the engine's start.",
         "Falling back to zero: the engine started anew.",
     ),
+    "tier_hit_tokens": (
+        "prefix_cache_disk_hit_tokens",
+        "Prompt tokens of those found that were read from disk (`kv_disk`), since its start.",
+        "Zero while the disk fills: computing is quicker than reading, or nothing comes again.",
+    ),
+    "num_tier_blocks": (
+        "kv_disk_blocks",
+        "KV blocks on disk (`kv_disk`).",
+        "Falling to zero: the disk was full or broken, and the log says so.",
+    ),
     "num_preemptions": (
         "num_preemptions",
         "Preemptions since the engine's start.",

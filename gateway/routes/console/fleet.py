@@ -146,17 +146,26 @@ class CacheTier(msgspec.Struct, frozen=True, kw_only=True):
         return self.hits / self.asked if self.asked else None
 
 
-def engine_tier(replica: str, status: ReplicaStatus) -> CacheTier:
-    return CacheTier(
+def engine_tiers(replica: str, status: ReplicaStatus) -> Iterator[CacheTier]:
+    yield CacheTier(
         name=replica,
         tier="KV memory of the engine",
         size=status.num_blocks * status.block_size,
         used=status.kv_cache_usage,
         cached=status.num_cached_blocks * status.block_size,
         leased=status.num_leased_blocks * status.block_size,
-        hits=status.prefix_cache_hit_tokens,
+        hits=status.prefix_cache_hit_tokens - status.tier_hit_tokens,
         asked=status.prefix_cache_query_tokens,
     )
+    if status.max_tier_blocks:
+        yield CacheTier(
+            name=replica,
+            tier="disk of the engine",
+            size=status.max_tier_blocks * status.block_size,
+            cached=status.num_tier_blocks * status.block_size,
+            hits=status.tier_hit_tokens,
+            asked=status.prefix_cache_query_tokens,
+        )
 
 
 def upstream_tier(model: str, counts: Mapping[str, int]) -> CacheTier:
@@ -181,7 +190,8 @@ async def read_tiers(
         if route.kind == "upstream":
             found.append(upstream_tier(route.model, counts.get(route.model, {})))
         elif route.parent is None:
-            found += [engine_tier(name, each) for name, each in statuses[route.model].items()]
+            for name, each in statuses[route.model].items():
+                found += engine_tiers(name, each)
     return found
 
 

@@ -200,8 +200,10 @@ class World:
         self.clock.now += 1.0
         entries = output.scheduled
         runnable = self.open.keys() - self.paused
-        assert scheduler.has_work() == bool(runnable)
-        assert bool(entries) == bool(runnable) or self.launched, "work is done while there is any"
+        loads = self.waits_for_tier()
+        assert scheduler.has_work() == bool(runnable) or loads
+        works = bool(entries) == bool(runnable)
+        assert works or self.launched or loads, "work is done while there is any"
         self.started |= {s.seq.request_id for s in entries}
         assert not self.paused & {s.seq.request_id for s in entries}, "a paused one took a step"
         assert output.num_tokens == sum(s.num_new_tokens for s in entries)
@@ -226,10 +228,15 @@ class World:
                 s.lane == victim.lane or LANE_RANKS[s.lane] < LANE_RANKS[victim.lane]
                 for s in scheduler.running
             ), "nobody of a lower lane takes from a higher one"
-        if kept and not self.launched and not self.lanes:
+        if kept and not self.launched and not self.lanes and not loads:
             assert any(s.seq is kept[0] for s in entries), "the earliest must move"
         scheduler.check_integrity()
         return output
+
+    def waits_for_tier(self) -> bool:
+        """Whether blocks are on their way to a tier or from it."""
+        loader = self.scheduler._loader
+        return loader is not None and bool(loader._loads or loader._done or loader.has_writes)
 
     def compute(self, entry: ScheduledSequence, draw: Callable[[], int]) -> SampledTokens:
         """Write and read the cache as attention does; what is sampled, drafts verified."""
@@ -321,7 +328,9 @@ class World:
         assert usage.prefilled == (usage.generated_tokens > 0 or answer.embedding is not None)
         if expected.asked.embed and self.scheduler._pooling == "mean":
             assert usage.cached_tokens == 0
+        assert 0 <= usage.tier_tokens <= usage.cached_tokens
         if before is not None:
+            assert usage.tier_tokens == before.tier_tokens
             assert usage.cached_tokens == before.cached_tokens
             assert usage.queue_time_s == before.queue_time_s
             assert usage.prefill_time_s == before.prefill_time_s

@@ -18,7 +18,7 @@ from gateway.console.hidden import visible
 from gateway.console.rollouts import rollout_needs, rollouts_of
 from gateway.installation.items import HomeState
 from gateway.installation.model_versions import ModelVersion, RunningModels
-from gateway.routes.console.fleet import engine_tier, upstream_tier
+from gateway.routes.console.fleet import engine_tiers, upstream_tier
 from gateway.tenancy.audit_pages import AuditEvent
 from tests.gateway.console.conftest import Visit
 from tests.gateway.console.seeds import FAILING_HOME, HOSTILE
@@ -109,9 +109,13 @@ def test_tiers_are_what_is_known_of_them() -> None:
         prefix_cache_hit_tokens=300,
         prefix_cache_query_tokens=400,
     )
-    engine = engine_tier("penny", status)
+    [engine] = engine_tiers("penny", status)
     assert (engine.size, engine.used, engine.cached, engine.leased) == (1600, 0.25, 400, 80)
     assert (engine.hits, engine.hit_rate) == (300, 0.75)
+    disk = {"num_tier_blocks": 50, "max_tier_blocks": 1000, "tier_hit_tokens": 100}
+    memory, tier = engine_tiers("penny", replace(status, **disk))
+    assert (memory.hits, tier.hits, tier.hit_rate) == (200, 100, 0.25)
+    assert (tier.size, tier.cached, tier.used, tier.leased) == (16_000, 800, None, None)
     upstream = upstream_tier("far", {"uncached": 10, "cache_read": 30, "output": 5})
     assert (upstream.size, upstream.hits, upstream.hit_rate) == (None, 30, 0.75)
     assert upstream_tier("far", {}).hit_rate is None

@@ -1,0 +1,360 @@
+"""The disk tier: a thread that writes blocks, and threads that read them.
+
+    put    the step thread fills a buffer with blocks; the writer seals each and appends them
+    read   records that lie side by side are read at once, checked, and taken in order
+
+No call of the step thread waits for the disk: without a free buffer nothing is written. A full,
+read-only or broken disk turns the tier off for good, with one line in the log; from then on it has
+nothing and takes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import ConfigError
+from engine.tiers.buffers import Buffer, BufferPool
+from engine.tiers.policy import ReadCosts
+from engine.tiers.segment_files import Write, open_folder
+from engine.tiers.segment_store import RecordRun, SegmentStore
+from engine.tiers.segments import HEAD_BYTES, SegmentFormat
+
+log = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 256 << 20
+MIN_SEGMENTS, MAX_SEGMENTS = 8, 256
+"""Fewer could not make room in small parts; more would be too many open files."""
+MAX_RECORDS = 1 << 20
+"""The index takes some 200 bytes of memory for each."""
+READ_BYTES = 2 << 20
+"""Records that lie side by side are read together, up to so many bytes."""
+NUM_READERS = 4
+NUM_READ_BUFFERS, NUM_WRITE_BUFFERS = 16, 16
+CLOSE_TIMEOUT_S = 10.0
+LEARNT_FOR_S = 60.0
+"""A disk that was found too slow is tried again after so long."""
+_POLL_S = 0.1
+
+
+class Arrival(NamedTuple):
+    """Blocks that were read and checked, in order."""
+
+    rows: NDArray[np.uint8]
+    """[blocks, payload_bytes]"""
+    give_back: Callable[[], None]
+    """To be called when the rows were copied."""
+
+
+class _Job:
+    """A run on its way; guarded by the tier's condition once it is queued."""
+
+    __slots__ = ("buffer", "is_done", "num_good", "reading", "run")
+
+    def __init__(self, reading: DiskRead, run: RecordRun) -> None:
+        self.reading = reading
+        self.run = run
+        self.is_done = False
+        self.num_good = 0
+        self.buffer: Buffer | None = None
+
+
+class DiskRead:
+    """Blocks of one prompt on their way from the disk. `num_blocks`: how many are expected."""
+
+    def __init__(self, tier: DiskTier, runs: Sequence[RecordRun]) -> None:
+        self.num_blocks = sum(len(run.digests) for run in runs)
+        self.jobs = deque(_Job(self, run) for run in runs)
+        self.is_cancelled = False
+        self.num_jobs = self.num_left = len(self.jobs)
+        self.read_s = 0.0
+        """The time that the threads spent on it, all together."""
+        self._tier = tier
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes."""
+        return not self.jobs
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` has something to return."""
+        return bool(self.jobs) and self.jobs[0].is_done
+
+    def take(self) -> Arrival | None:
+        """Return what comes next, if it has arrived."""
+        return self._tier.take(self)
+
+    def cancel(self) -> None:
+        """Drop what has not been taken."""
+        self._tier.cancel(self)
+
+
+class DiskTier:
+    """Keeps blocks of one layout in a folder of its own below `path`."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_bytes: int,
+        layout: bytes,
+        payload_bytes: int,
+        min_blocks: int = 1,
+        segment_bytes: int = SEGMENT_BYTES,
+        write: Write = os.pwrite,
+    ) -> None:
+        """Raises ConfigError naming the option when the path cannot be used as asked. layout: 32
+        bytes. payload_bytes: of a block. min_blocks: those of the longest sequence. segment_bytes:
+        at most."""
+        self.path = path
+        self._form = form = SegmentFormat(layout, payload_bytes)
+        segment_bytes = min(segment_bytes, max_bytes // MIN_SEGMENTS)
+        segment_bytes = max(segment_bytes, max_bytes // MAX_SEGMENTS)
+        capacity = form.capacity(segment_bytes)
+        max_segments = min(
+            max_bytes // max(1, segment_bytes), max(2, MAX_RECORDS // max(1, capacity))
+        )
+        self.max_blocks = (max_segments - 1) * capacity
+        if self.max_blocks < min_blocks:
+            part = -(-min_blocks // (MIN_SEGMENTS - 1))
+            raise ConfigError(
+                f"kv_disk_bytes is {max_bytes}: a sequence of {min_blocks} blocks takes "
+                f"{MIN_SEGMENTS * form.sealed_bytes(part)}"
+            )
+        self.num_written = self.num_read = self.num_damaged = 0
+        """Blocks since the start."""
+        self._is_off = self._is_closed = False
+        self._pending: set[bytes] = set()
+        self._changed = threading.Condition()
+        self._num_changes = 0
+        self._dequeue = threading.Lock()
+        num_records = max(1, READ_BYTES // form.record_bytes)
+        self._read_buffers = BufferPool(NUM_READ_BUFFERS, num_records, form.record_bytes)
+        self._write_buffers = BufferPool(NUM_WRITE_BUFFERS, num_records, form.record_bytes)
+        self._writes: SimpleQueue[tuple[Buffer, Sequence[bytes], Callable[[], None]] | None]
+        self._writes = SimpleQueue()
+        self._reads: SimpleQueue[_Job | None] = SimpleQueue()
+        folder = None
+        try:
+            folder = open_folder(path, form, write)
+            self._measured = ReadCosts(*folder.measure(num_records, NUM_READERS))
+            self._store = SegmentStore(folder, form, capacity=capacity, max_segments=max_segments)
+        except OSError as error:
+            if folder is not None:
+                folder.close()
+            raise ConfigError(f"kv_disk {path}: {error.strerror}") from error
+        self.folder = folder.path
+        self._learnt, self._learnt_s = self._measured, time.monotonic()
+        self._threads = [
+            threading.Thread(target=target, name=f"kv-disk-{number}", daemon=True)
+            for number, target in enumerate([self._write_all, *[self._read_all] * NUM_READERS])
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_on(self) -> bool:
+        return not self._is_off
+
+    @property
+    def costs(self) -> ReadCosts:
+        """Return what reads took lately; or when the tier started, when there were none."""
+        is_new = time.monotonic() - self._learnt_s < LEARNT_FOR_S
+        return self._learnt if is_new else self._measured
+
+    @property
+    def num_blocks(self) -> int:
+        return 0 if self._is_off else len(self._store)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return what its files take."""
+        return self._store.num_bytes
+
+    @property
+    def record_bytes(self) -> int:
+        return self._form.record_bytes
+
+    def has(self, digest: bytes) -> bool:
+        """Whether a block can be read."""
+        return not self._is_off and digest in self._store
+
+    def takes(self, digest: bytes) -> bool:
+        """Whether a block may be put: it is neither here nor on its way."""
+        return not self._is_off and digest not in self._store and digest not in self._pending
+
+    # Writing
+
+    def write_buffer(self) -> Buffer | None:
+        """Return a buffer whose rows are to be filled from HEAD_BYTES on; None: none is free."""
+        return None if self._is_off else self._write_buffers.take()
+
+    def payloads(self, buffer: Buffer, num_blocks: int) -> NDArray[np.uint8]:
+        """Return the part of a buffer that blocks go to, [num_blocks, payload_bytes]."""
+        return buffer.rows[:num_blocks, HEAD_BYTES : HEAD_BYTES + self._form.payload_bytes]
+
+    def give_back(self, buffer: Buffer) -> None:
+        """Take back a buffer of which nothing is to be written."""
+        self._write_buffers.give_back(buffer)
+
+    def put(self, buffer: Buffer, digests: Sequence[bytes], wait: Callable[[], None]) -> None:
+        """Write the first rows of a buffer, which goes back to the tier. wait: returns when the
+        rows are filled."""
+        with self._changed:
+            self._pending.update(digests)
+        self._writes.put((buffer, digests, wait))
+
+    # Reading
+
+    def read(self, digests: Sequence[bytes]) -> DiskRead:
+        """Begin to read blocks, up to the first that is not here."""
+        found = [] if self._is_off else self._store.find(digests, self._read_buffers.num_records)
+        reading = DiskRead(self, found)
+        for job in reading.jobs:
+            self._reads.put(job)
+        return reading
+
+    def take(self, reading: DiskRead) -> Arrival | None:
+        with self._changed:
+            if not reading.jobs or not reading.jobs[0].is_done:
+                return None
+            job = reading.jobs.popleft()
+        if job.num_good < len(job.run.digests):
+            self.cancel(reading)  # what comes behind a block that is missing is of no use
+        buffer = job.buffer
+        if buffer is None:
+            return None
+        rows = self.payloads(buffer, job.num_good)
+        return Arrival(rows, partial(self._read_buffers.give_back, buffer))
+
+    def cancel(self, reading: DiskRead) -> None:
+        with self._changed:
+            reading.is_cancelled = True
+            dropped = [job.buffer for job in reading.jobs if job.buffer is not None]
+            reading.jobs.clear()
+        for buffer in dropped:
+            self._read_buffers.give_back(buffer)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something was read or written since the last call returned, at most so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_changes, timeout_s)
+            self._num_changes = 0
+
+    def close(self) -> None:
+        """Write what was put, seal, and end the threads."""
+        self._is_closed = True
+        self._writes.put(None)
+        self._reads.put(None)
+        for thread in self._threads:
+            thread.join(CLOSE_TIMEOUT_S)
+        try:
+            self._store.close()
+        except OSError as error:
+            self._turn_off(error)
+
+    # In the threads
+
+    def _write_all(self) -> None:
+        while (put := self._writes.get()) is not None:
+            buffer, digests, wait = put
+            try:
+                wait()
+                self._write(buffer, digests)
+            except OSError as error:
+                self._turn_off(error)
+            with self._changed:
+                self._pending.difference_update(digests)
+                self._num_changes += 1
+                self._changed.notify_all()
+            self._write_buffers.give_back(buffer)
+
+    def _write(self, buffer: Buffer, digests: Sequence[bytes]) -> None:
+        if self._is_off:
+            return
+        size = self._form.record_bytes
+        for index, digest in enumerate(digests):
+            self._form.seal(buffer.memory[index * size : (index + 1) * size], digest)
+        self._store.append(buffer.memory[: len(digests) * size], digests)
+        self.num_written += len(digests)
+
+    def _read_all(self) -> None:
+        while True:
+            with self._dequeue:  # buffers in the order of the queue: the first never waits for
+                job = self._reads.get()  # those behind it, which cannot be taken before it
+                buffer = None if job is None else self._buffer_for(job)
+            if job is None:
+                self._reads.put(None)
+                return
+            num_good, started_s = 0, time.perf_counter()
+            try:
+                if buffer is not None:
+                    num_good = self._read(job.run, buffer)
+            except OSError as error:
+                self._turn_off(error)
+            self._end(job, buffer, num_good, time.perf_counter() - started_s)
+
+    def _buffer_for(self, job: _Job) -> Buffer | None:
+        while not (job.reading.is_cancelled or self._is_off or self._is_closed):
+            if (buffer := self._read_buffers.take(_POLL_S)) is not None:
+                return buffer
+        return None
+
+    def _read(self, run: RecordRun, buffer: Buffer) -> int:
+        """Return how many records of a run are whole and the ones that were wanted."""
+        form, size = self._form, self._form.record_bytes
+        memory = buffer.memory[: len(run.digests) * size]
+        num_bytes = run.segment.read_at(memory, form.offset_of(run.slot))
+        for index, digest in enumerate(run.digests):
+            record = memory[index * size : (index + 1) * size]
+            if num_bytes < (index + 1) * size or form.digest_of(record) != digest:
+                self._store.forget(run, index)
+                self.num_damaged += 1
+                log.warning("a KV block on disk is damaged and was dropped: %s", run.segment.path)
+                return index
+        return len(run.digests)
+
+    def _end(self, job: _Job, buffer: Buffer | None, num_good: int, read_s: float) -> None:
+        self._store.unpin(job.run, num_good)
+        reading = job.reading
+        with self._changed:
+            is_wanted = num_good > 0 and not reading.is_cancelled
+            job.num_good, job.is_done = num_good, True
+            job.buffer = buffer if is_wanted else None
+            reading.num_left -= 1
+            reading.read_s += read_s
+            self.num_read += num_good
+            if reading.num_left == 0 and not reading.is_cancelled:
+                self._learn(reading)
+            self._num_changes += 1
+            self._changed.notify_all()
+        if buffer is not None and not is_wanted:
+            self._read_buffers.give_back(buffer)
+
+    def _learn(self, reading: DiskRead) -> None:
+        num_bytes = reading.num_blocks * self._form.record_bytes
+        together_s = reading.read_s / min(NUM_READERS, reading.num_jobs)
+        self._learnt = self.costs.learn(num_bytes, together_s)
+        self._learnt_s = time.monotonic()
+
+    def _turn_off(self, error: OSError) -> None:
+        with self._changed:
+            if self._is_off:
+                return
+            self._is_off = True
+        log.error(
+            "kv_disk %s is off until the engine starts again (%s): prompts are computed",
+            *(self.path, error.strerror),
+        )

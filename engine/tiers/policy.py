@@ -1,0 +1,73 @@
+"""Decides which blocks are worth writing to a tier, and which to read instead of computing them.
+
+A prompt costs more a token the deeper it is (each token is paired with all before it), a read costs
+the same at any depth. What is gained by reading on therefore only grows with the number of blocks:
+all that a tier has of a prefix is worth reading, or none of it is.
+
+No estimate is trusted: a read may go on for as long as what has arrived of it saved, and for
+PATIENCE of what computing all of it takes besides. Whatever a disk does, a prompt is there no later
+than 1 + PATIENCE times the time without a tier.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MARGIN = 0.8
+"""A read must be expected to take no longer than this part of the computation."""
+PATIENCE = 0.05
+"""The part of a computation that may be lost by waiting for a read in vain."""
+WEIGHT = 0.3
+"""The weight of the newest read in the running average."""
+MIN_LEARNT_BYTES = 1 << 20
+"""Smaller reads say nothing about a rate."""
+
+
+class PrefillCosts(NamedTuple):
+    """The costs of computing a prompt, in seconds. Nothing is known while `token_s` is 0."""
+
+    token_s: float = 0.0
+    pair_s: float = 0.0
+    """For a token and one before it."""
+
+    def seconds(self, start: int, end: int) -> float:
+        """Return the time for the tokens [start, end) of a prompt."""
+        num_tokens = end - start
+        return num_tokens * (self.token_s + self.pair_s * (start + end) / 2)
+
+
+class ReadCosts(NamedTuple):
+    """The costs of reading from a tier."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def seconds(self, num_bytes: int) -> float:
+        return self.latency_s + num_bytes / self.bytes_per_s
+
+    def learn(self, num_bytes: int, seconds: float) -> ReadCosts:
+        """Return the costs with what one more read took."""
+        if num_bytes < MIN_LEARNT_BYTES:
+            return self
+        newest = num_bytes / max(seconds - self.latency_s, 1e-6)
+        rate = 1 / ((1 - WEIGHT) / self.bytes_per_s + WEIGHT / newest)
+        return self._replace(bytes_per_s=rate)
+
+
+def is_worth_reading(
+    prefill: PrefillCosts, read: ReadCosts, *, start: int, end: int, num_bytes: int
+) -> bool:
+    """Whether the tokens [start, end) are there sooner by reading `num_bytes` than by computing."""
+    return read.seconds(num_bytes) <= MARGIN * prefill.seconds(start, end)
+
+
+def patience_s(prefill: PrefillCosts, *, start: int, arrived: int, end: int) -> float:
+    """Return how long after its begin a read of the tokens [start, end) may go on, where those
+    before `arrived` have arrived."""
+    return prefill.seconds(start, arrived) + PATIENCE * prefill.seconds(start, end)
+
+
+def num_worth_keeping(cached_tokens: int, seen_tokens: int, block_size: int) -> int:
+    """Return how many blocks of a prompt, from the first on, are used for the second time at least:
+    found in the cache, or part of what an earlier prompt had, cached or not."""
+    return max(cached_tokens, seen_tokens) // block_size

@@ -1,0 +1,225 @@
+"""The engine with a disk tier: what was evicted is read back, and says what it said before."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.core.kv_layout import HASHES, layout_digest
+from engine.errors import ConfigError
+from engine.protocol import EngineRequest, SamplingParams, Usage
+from engine.tiers.policy import PrefillCosts
+from tests.engine import checkpoints
+
+Starts = Callable[..., EngineCore]
+LONG = [3 + (7 * i) % 90 for i in range(200)]
+NUM_BLOCKS = 16
+"""The longest sequence takes all of them."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.save("llama3", tmp_path_factory.mktemp("tiered"))
+
+
+@pytest.fixture
+def start(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
+    torch.set_num_threads(1)
+    monkeypatch.setattr("engine.tiers.segment_files.PROBE_BYTES", 1)
+    cores: list[EngineCore] = []
+
+    def starts(is_worth: bool = True, **changes: Any) -> EngineCore:
+        options: dict[str, Any] = {"num_blocks": NUM_BLOCKS, "dtype": "float32"}
+        options |= {"poison_freed_blocks": True, "kv_disk": tmp_path / "kv", "max_model_len": 256}
+        core = EngineCore(EngineConfig(model=folder, **(options | changes)))
+        if is_worth and core._loader is not None:  # what a toy would compute sooner, too
+            core._loader._costs = lambda: PrefillCosts(token_s=1.0)
+        cores.append(core)
+        return core
+
+    yield starts
+    for core in cores:
+        core.close()
+
+
+def run(
+    core: EngineCore, request_id: str, prompt: Sequence[int], salt: str = ""
+) -> tuple[list[int], Usage]:
+    sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    core.add(
+        EngineRequest(
+            request_id=request_id, prompt_token_ids=[*prompt], sampling=sampling, cache_salt=salt
+        )
+    )
+    outputs = []
+    while core.has_work():
+        outputs += core.step()
+        core.check_integrity()
+    assert core.status().num_free_blocks == core.resolved.num_blocks
+    return [token for each in outputs for token in each.token_ids], outputs[-1].usage
+
+
+def evict(core: EngineCore, salt: str = "") -> None:
+    run(core, "filler", [4 + (11 * i) % 90 for i in range(245)], salt)
+
+
+@contextmanager
+def stalled(core: EngineCore) -> Iterator[None]:
+    """Let no read end meanwhile: all buffers are taken."""
+    assert core._loader is not None
+    buffers = core._loader.tier._read_buffers
+    taken = list(iter(buffers.take, None))
+    yield
+    for buffer in taken:
+        assert buffer is not None
+        buffers.give_back(buffer)
+
+
+def settle(core: EngineCore) -> None:
+    """Wait until all is on disk that was to be written."""
+    assert core._loader is not None
+    while core._loader.tier._pending:
+        core._loader.tier.wait(1.0)
+
+
+def test_what_was_evicted_is_read_back(start: Starts) -> None:
+    core = start()
+    text, usage = run(core, "first", LONG)
+    assert usage.cached_tokens == usage.tier_tokens == 0
+    again, usage = run(core, "second", LONG)
+    assert again == text and usage.cached_tokens == 192 and usage.tier_tokens == 0
+    settle(core)
+    evict(core)
+    loaded, usage = run(core, "third", [*LONG, 5, 6])
+    assert usage.cached_tokens == usage.tier_tokens == 192
+    plain = start(kv_disk=None)
+    assert loaded == run(plain, "third", [*LONG, 5, 6])[0]
+    assert run(plain, "first", LONG)[0] == text
+
+
+def test_what_was_computed_twice_is_read_by_the_next_process(start: Starts) -> None:
+    core = start()
+    text, _ = run(core, "first", LONG)
+    evict(core)
+    assert core._loader is not None and not core._loader.tier.num_blocks, "used once"
+    _, usage = run(core, "second", LONG)
+    assert usage.tier_tokens == 0 and usage.seen is not None
+    core.close()
+    after = start()
+    again, usage = run(after, "first", LONG)
+    assert again == text and usage.cached_tokens == usage.tier_tokens == 192
+
+
+def test_nobody_reads_what_another_salt_wrote(start: Starts) -> None:
+    core = start()
+    for request_id in ("first", "second"):
+        run(core, request_id, LONG, salt="a")
+    settle(core)
+    evict(core)
+    assert run(core, "theirs", LONG, salt="b")[1].cached_tokens == 0
+    evict(core)
+    assert run(core, "mine", LONG, salt="a")[1].tier_tokens == 192
+
+
+def test_a_damaged_block_is_computed(start: Starts, caplog: pytest.LogCaptureFixture) -> None:
+    core = start()
+    text, _ = run(core, "first", LONG)
+    run(core, "second", LONG)
+    assert core._loader is not None
+    settle(core)
+    [path] = core._loader.tier.folder.glob("*.kv")
+    with path.open("r+b") as file:
+        file.seek(core._loader.tier._form.offset_of(5) + 1000)
+        file.write(bytes(100))
+    evict(core)
+    with caplog.at_level(logging.WARNING):
+        again, usage = run(core, "third", LONG)
+    assert again == text and usage.tier_tokens == 5 * 16
+    assert "damaged" in caplog.text
+
+
+def test_a_disk_that_is_late_costs_a_twentieth(start: Starts) -> None:
+    core = start()
+    run(core, "first", LONG)
+    text, _ = run(core, "second", LONG)
+    assert (loader := core._loader) is not None
+    settle(core)
+    evict(core)
+    now = iter(range(0, 10_000, 11))  # 200 tokens take 200 s, of which 10 are to be had
+    loader._clock = lambda: next(now)
+    with stalled(core):
+        again, usage = run(core, "third", LONG)
+    assert again == text and usage.tier_tokens == 0 and loader.num_late == 1
+
+
+def test_what_is_computed_sooner_is_not_read(start: Starts) -> None:
+    core = start(is_worth=False)
+    assert (loader := core._loader) is not None and loader._costs().token_s > 0
+    loader._costs = lambda: PrefillCosts(token_s=1e-9)
+    for request_id in ("first", "second"):
+        run(core, request_id, LONG)
+    settle(core)
+    evict(core)
+    assert run(core, "third", LONG)[1].cached_tokens == 0
+
+
+def test_a_request_that_is_aborted_while_it_loads_leaves_nothing(start: Starts) -> None:
+    core = start()
+    for request_id in ("first", "second"):
+        run(core, request_id, LONG)
+    settle(core)
+    evict(core)
+    sampling = SamplingParams(max_tokens=6, temperature=0.0)
+    assert (loader := core._loader) is not None
+    with stalled(core):
+        for request_id in ("third", "fourth"):
+            asked = EngineRequest(request_id=request_id, prompt_token_ids=LONG, sampling=sampling)
+            core.add(asked)
+        core.step()
+        core.check_integrity()
+        assert len(loader._loads) == len(loader._following) == 1
+        assert core.abort("third")[0].finish_reason == "abort"
+        core.check_integrity()
+    outputs = []
+    while core.has_work():
+        outputs += core.step()
+        core.check_integrity()
+    assert {each.request_id for each in outputs} == {"fourth"}
+    assert outputs[-1].usage.tier_tokens == 192, "it followed, and read for itself"
+
+
+def test_what_cannot_have_a_tier_says_so(start: Starts, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_disk is set, but no prefix is cached"):
+        start(prefix_caching=False)
+    with pytest.raises(ConfigError, match="kv_disk_bytes is 8192: a sequence of 16 blocks takes"):
+        start(kv_disk_bytes=8192)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"kv_disk .*: Not a directory"):
+        start(kv_disk=tmp_path / "file" / "kv")
+
+
+def test_an_engine_beside_another_has_a_folder_of_its_own(start: Starts) -> None:
+    cores = [start(), start()]
+    folders = [core._loader.tier.folder for core in cores if core._loader is not None]
+    assert len({*folders}) == 2 and len({folder.parent for folder in folders}) == 1
+
+
+def test_a_layout_names_the_weights_and_the_options(start: Starts, tmp_path: Path) -> None:
+    resolved = start(kv_disk=None).resolved
+    hashes = tmp_path / HASHES
+    mine = layout_digest(resolved, 100, hashes)
+    assert hashes.exists() and layout_digest(resolved, 100, hashes) == mine
+    hashes.write_text("{")
+    assert layout_digest(resolved, 100, hashes) == mine
+    assert layout_digest(resolved, 101, hashes) != mine
+    config = resolved.config.model / "config.json"
+    config.write_bytes(config.read_bytes() + b"\n")
+    assert layout_digest(resolved, 100, hashes) != mine
