@@ -5,6 +5,7 @@
     paced      the same with agents that never wait for each other
     overload   what is refused, and what is served in time, where more comes than can be computed
     replicas   what a second engine brings on this machine, and what its death takes along
+    tiers      the first token of a prompt that was evicted, read from disk and computed
 
 A command says what each of its goals is, and whether it is met; its exit status is 1 if one is not.
 """
@@ -20,6 +21,7 @@ COMMANDS = {
     "paced": "bench.fleet.spread",
     "overload": "bench.fleet.overload",
     "replicas": "bench.fleet.replicas",
+    "tiers": "bench.fleet.tiers",
 }
 """The module of each command, whose `main` takes the command and its arguments."""
 
