@@ -40,6 +40,7 @@ class NamesList(msgspec.Struct, frozen=True):
 
 
 MODELS = NamesList("/v1/admin/models", "id")
+REPLICAS = NamesList("/v1/admin/fleet", "id", "state")
 ORGS = NamesList("/v1/admin/orgs", "name")
 PROJECTS = NamesList("/v1/admin/projects", "name")
 PLANS = NamesList("/v1/admin/plans", "name")
@@ -64,6 +65,8 @@ OF_ARGUMENTS = {
     "tollgate projects set-models": PROJECTS,
     "tollgate models set": MODELS,
     "tollgate models remove": MODELS,
+    "tollgate fleet drain": REPLICAS,
+    "tollgate fleet undrain": REPLICAS,
     "tollgate credits add": ORGS,
     "tollgate budgets remove": NamesList("/v1/admin/spend-caps", "id", "amount_usd"),
     "tollgate invoices get": NamesList("/v1/admin/invoices", "number"),

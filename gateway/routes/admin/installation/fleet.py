@@ -15,7 +15,7 @@ from engine.protocol import ReplicaStatus
 from gateway.audit.log import record
 from gateway.fleet.replica import Replica, ReplicaHealth
 from gateway.fleet.router import Route
-from gateway.health.component import GOOD, State, replica_component
+from gateway.health.component import GOOD, Component, State
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.pages import page_of
 from gateway.routes.shared.resource import AdminRequest, AdminResource
@@ -59,22 +59,23 @@ class ReplicaPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class FleetReplica(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica and what its engine said last; None: it is away, or no engine of ours."""
+    """A replica, how it is, and what its engine said last; None: it is away, or no engine of
+    ours."""
 
     route: Route
     replica: Replica
+    health: Component
     status: ReplicaStatus | None
 
 
 def to_view(each: FleetReplica) -> FleetReplicaView:
-    found, load = replica_component(each.route.kind, each.replica), each.replica.health()
-    status = each.status
+    load, status = each.replica.health(), each.status
     return FleetReplicaView(
         id=each.replica.name,
         model=each.route.model,
         kind=each.route.kind,
-        state=state_of(found.state, load),
-        since=found.since,
+        state=state_of(each.health.state, load),
+        since=each.health.since,
         engine_id=None if status is None else status.engine_id,
         num_running=load.num_running,
         num_waiting=load.num_waiting,
@@ -117,13 +118,15 @@ fleet = AdminResource[FleetReplica](
 
 def replicas_of(request: AdminRequest) -> dict[str, FleetReplica]:
     """Return all replicas by their names; an adapter has those of its model."""
-    found = {}
+    found, parts = {}, {each.name: each for each in request.services.readiness.components()}
     for route in request.services.generation.fleet.routes:
         engines = request.services.engines.get(route.model, {})
         for replica in route.replicas if route.parent is None else ():
             engine = engines.get(replica.name)
             status = engine.status if engine is not None and engine.connected else None
-            found[replica.name] = FleetReplica(route=route, replica=replica, status=status)
+            found[replica.name] = FleetReplica(
+                route=route, replica=replica, health=parts[replica.name], status=status
+            )
     return found
 
 

@@ -13,6 +13,7 @@ from gateway.fleet.engine.kept_prefixes import unheard
 from gateway.fleet.engine.routes import engine_routes
 from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.health.component import replica_component
 from gateway.routes.admin.installation.fleet import FleetReplica, prefill_speed_of, to_view
 from gateway.settings.models import ModelConfig
 from tests.gateway.routes.admin.conftest import World
@@ -41,7 +42,14 @@ async def test_an_engine_tells_how_full_and_how_fast_it_is(
         prefix_cache_query_tokens=40,
     )
     here, away = (
-        to_view(FleetReplica(route=route, replica=replica, status=said))
+        to_view(
+            FleetReplica(
+                route=route,
+                replica=replica,
+                health=replica_component("engine", replica),
+                status=said,
+            )
+        )
         for replica, said in zip(route.replicas, (status, None), strict=True)
     )
     threads.close()
@@ -85,6 +93,7 @@ async def test_a_drained_replica_gets_nothing_new_and_the_last_one_is_not_draine
     try:
         done = await world.call("PATCH", "/v1/admin/fleet/m/2", {"drained": True})
         assert (done.status_code, done.json()["state"]) == (200, "drained"), done.text
+        assert done.json()["since"] is not None
         assert [each.name for each in fleet.order(route)] == ["m/0"]
         last = await world.call("PATCH", "/v1/admin/fleet/m/0", {"drained": True})
         assert (last.status_code, last.json()["param"]) == (400, "drained"), last.text
