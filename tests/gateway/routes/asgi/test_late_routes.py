@@ -38,7 +38,10 @@ def test_what_clients_of_models_ask_for_loads_none() -> None:
     assert not any(map(concerns, ("/", "/favicon.ico", "/v1/organizations/x", "/metrics", "/v1/")))
 
 
-@pytest.mark.parametrize("path", ["/v1/admin/keys", "/admin/keys", "/x/v1/organization/users"])
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/admin/keys", "/admin/keys", "/x/v1/organization/users", "//console/", "/v1//admin/keys"],
+)
 def test_what_may_be_meant_is_loaded_as_well(path: str) -> None:
     assert concerns(path)
 
