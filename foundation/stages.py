@@ -19,6 +19,7 @@ StageName = Literal[
     "authenticate",
     "read",
     "prepare",
+    "route",
     "admit",
     "attempt",
     "queue",
@@ -29,7 +30,8 @@ StageName = Literal[
     "mcp_message",
     "settle",
 ]
-"""`read`: the body comes and is understood. `prepare`: it becomes token ids. `admit`: the limits
+"""`read`: the body comes and is understood. `prepare`: it becomes token ids. `route`: a replica is
+chosen among several. `admit`: the limits
 are asked. `attempt`: one try on one replica; `queue`, `prefill` and `decode` are parts of it.
 `tool_call`, `mcp_request`: an MCP server is asked. `mcp_message`: what a client of the MCP bridge
 asks is answered. `settle`: the limits hear what was used."""

@@ -77,6 +77,10 @@ class Home:
         """The file whose bytes are the places of an upstream."""
         return self.run / "places" / hashlib.sha256(repr(upstream).encode()).hexdigest()[:32]
 
+    def sent_to(self, address: str) -> Path:
+        """The file in which workers count what they send the engine at an address."""
+        return self.run / "sent" / hashlib.sha256(address.encode()).hexdigest()[:32]
+
     def create(self, *, is_restored: bool = False) -> None:
         """Make the folders that a gateway writes to. `is_restored`: on behalf of a restore.
 

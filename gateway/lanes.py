@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from billing.events import Tier
 from engine.fairness import LANE_RANKS
-from engine.protocol import Lane, LaneStatus
+from engine.protocol import Lane
 from gateway.generate_request import GenerateRequest, ServiceTier
 from gateway.principal import Principal
 from gateway.request_errors import BadField
@@ -235,12 +235,19 @@ def lane_of(principal: Principal, request: GenerateRequest) -> Lane:
     return max(asked, key=LANE_RANKS.__getitem__)
 
 
-def first_token_s(lane: LaneStatus, num_tokens: int) -> float | None:
-    """Until so many of a prompt are computed behind all that waits in the lane, at the rate at
-    which its prompts are computed while some of them wait. None: that is not known."""
-    if not lane.prefill_tokens_per_s:
-        return None
-    return (lane.waiting_tokens + num_tokens) / lane.prefill_tokens_per_s
+def latest_first_token_s(
+    priority: Priority, slo: Slo | None, idle_prefill_s: float | None, spent_s: float
+) -> float | None:
+    """Return the seconds from now within which a first token is worth having: its deadline, and
+    what its objective allows where that grows with the prompt; a batch has none. None: whenever.
+    `spent_s`: since the request's first byte."""
+    latest_s = priority.deadline_s
+    if slo is None or slo.ttft_per_prefill is None or priority.lane == "batch":
+        return latest_s
+    if idle_prefill_s is None:
+        return latest_s
+    promised_s = slo.first_token_limit_s(idle_prefill_s) - spent_s
+    return promised_s if latest_s is None else min(latest_s, promised_s)
 
 
 def read_deadline_s(headers: Iterable[tuple[bytes, bytes]]) -> float | None:

@@ -6,6 +6,7 @@
     overload   what is refused, and what is served in time, where more comes than can be computed
     replicas   what a second engine brings on this machine, and what its death takes along
     tiers      the first token of a prompt that was evicted, read from disk and computed
+    choice     what it costs a request to choose among engines
 
 A command says what each of its goals is, and whether it is met; its exit status is 1 if one is not.
 """
@@ -20,6 +21,7 @@ COMMANDS = {
     "hot": "bench.fleet.spread",
     "paced": "bench.fleet.spread",
     "overload": "bench.fleet.overload",
+    "choice": "bench.fleet.choice",
     "replicas": "bench.fleet.replicas",
     "tiers": "bench.fleet.tiers",
 }

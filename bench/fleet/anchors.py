@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from bench.fleet.trace import TracedRequest
-from bench.fleet.world import IDLE, NUM_WORKERS, FleetWorld, RequestFate, Router
+from bench.fleet.world import NUM_WORKERS, FleetWorld, RequestFate, Router
+from bench.sim.world import IDLE
 from engine.protocol import ReplicaStatus
 
 

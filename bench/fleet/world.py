@@ -22,34 +22,10 @@ import msgspec
 
 from bench.fleet.trace import BLOCK_TOKENS, TracedRequest
 from bench.sim.cost import Cost
+from bench.sim.world import IDLE
 from engine.protocol import LaneStatus, ReplicaStatus
 
 NUM_WORKERS = 4
-IDLE = ReplicaStatus(
-    model="model",
-    protocol_version=0,
-    max_model_len=1_000_000,
-    vocab_size=1,
-    eos_token_ids=[],
-    block_size=BLOCK_TOKENS,
-    num_blocks=0,
-    num_free_blocks=0,
-    num_running=0,
-    num_waiting=0,
-    kv_cache_usage=0.0,
-    num_leased_blocks=0,
-    prefix_cache_query_tokens=0,
-    prefix_cache_hit_tokens=0,
-    num_preemptions=0,
-    num_steps=0,
-    generated_tokens=0,
-    num_draft_tokens=0,
-    num_accepted_tokens=0,
-    engine_id="",
-    step_timeout_s=60.0,
-    embedding_size=1,
-    generates=True,
-)
 
 
 class FleetSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,6 +290,7 @@ class SimulatedReplica:
             num_running=lane.num_running,
             num_waiting=lane.num_waiting,
             kv_cache_usage=self.cache.num_used / self.cache.num_blocks,
+            block_size=BLOCK_TOKENS,
             num_blocks=self.cache.num_blocks,
             num_free_blocks=self.cache.num_blocks - self.cache.num_used,
             costs=self._cost,

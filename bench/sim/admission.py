@@ -19,11 +19,14 @@ import msgspec
 
 from engine.config import BLOCK_SIZE
 from engine.prefix_digests import SPAN_BLOCKS, span_keys
-from engine.protocol import Lane, LaneStatus
+from engine.protocol import Lane, ReplicaStatus
 from gateway.fleet.engine.prefix_memory import PrefixMemory
+from gateway.fleet.engine_view import EngineView
 from gateway.fleet.errors import ReplicaOverloaded
-from gateway.inference.generate import refuse_what_comes_too_late
-from gateway.lanes import LaneDeadlines, Priority, first_token_s
+from gateway.fleet.predicted_time import PredictionError, Prompt
+from gateway.fleet.sent_work import SentWork
+from gateway.inference.generate import check_in_time
+from gateway.lanes import LaneDeadlines, Priority
 from gateway.limits.outcomes import Units, reservation, scopes_of
 from gateway.limits.output_forecast import ExpectedOutput
 from gateway.limits.redis.keys import scope_keys
@@ -61,6 +64,19 @@ class SimulatedAdmission:
         self._outputs, self._sent = ExpectedOutput(), PrefixMemory()
         self._known: dict[tuple[str, Lane], _Known] = {}
         self._open: dict[str, _Reserved] = {}
+        self._view, self._error = EngineView(SentWork(), clock=clock), PredictionError()
+        self._predicted_s: dict[str, float] = {}
+        """By request, before it was corrected."""
+
+    def heard(self, status: ReplicaStatus) -> None:
+        """Hear what the engine says of itself."""
+        self._view.heard(status)
+
+    def began(self, name: str, took_s: float) -> None:
+        """Hear how long a request's first token took."""
+        predicted_s = self._predicted_s.pop(name, None)
+        if predicted_s is not None:
+            self._error.observe(predicted_s, took_s)
 
     def deadline_s(self, lane: Lane) -> float | None:
         limit: float | None = getattr(self._rules.deadlines, lane)
@@ -75,18 +91,19 @@ class SimulatedAdmission:
         max_tokens: int,
         *,
         salt: str,
-        status: LaneStatus,
     ) -> Refused | None:
-        """Why request `name` may not pass, or None: it may, and what it needs is reserved. status:
-        of its lane, as the engine last said it."""
+        """Why request `name` may not pass, or None: it may, and what it needs is reserved."""
         spans = span_keys(salt, prompt, BLOCK_SIZE)
         num_cached = SPAN_BLOCKS * BLOCK_SIZE * self._sent.spans_sent(spans, within_s=math.inf)
-        left = len(prompt) - min(num_cached, len(prompt) - 1)
+        work = Prompt.of(len(prompt), num_cached)
         priority, scopes, keys = self._known_of(tenant, lane)
-        try:
-            refuse_what_comes_too_late(priority, first_token_s(status, left))
-        except ReplicaOverloaded:
-            return "late"
+        if self._view.price.is_learnt:
+            predicted_s = self._view.seconds_to_first_token(work, lane)
+            try:
+                check_in_time(predicted_s * self._error.factor, priority.deadline_s)
+            except ReplicaOverloaded:
+                return "late"
+            self._predicted_s[name] = predicted_s
         if scopes:
             expected = min(max_tokens, self._outputs.expected(tenant, MODEL))
             units = reservation(scopes, len(prompt), expected).by_letter(requests=1)
@@ -94,6 +111,7 @@ class SimulatedAdmission:
                 return "limit"
             self._open[name] = _Reserved(tenant, keys, scopes, units)
         self._sent.sent(spans, SPAN_BLOCKS * BLOCK_SIZE)
+        self._view.send(work, lane)
         return None
 
     def settle(self, name: str, prompt: int, written: int) -> None:
@@ -105,6 +123,7 @@ class SimulatedAdmission:
 
     def void(self, name: str) -> None:
         """It never ran."""
+        self._predicted_s.pop(name, None)
         reserved = self._open.pop(name, None)
         if reserved is not None:
             nothing = Units().by_letter()

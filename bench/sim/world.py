@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from pathlib import Path
 
+import msgspec
+
 from bench.sim.admission import Rules, SimulatedAdmission
 from bench.sim.cost import Cost
 from bench.sim.orderings import Ordering
@@ -26,7 +28,7 @@ from engine.errors import EngineOverloaded
 from engine.fairness import LANE_WEIGHTS
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.prefix_cache import PrefixCache
-from engine.protocol import EngineOutput, EngineRequest, Lane, LaneStatus, SamplingParams
+from engine.protocol import EngineOutput, EngineRequest, Lane, ReplicaStatus, SamplingParams
 from engine.scheduling.lanes import limits_of
 from engine.scheduling.pace import Pace
 from engine.scheduling.scheduler import Scheduler
@@ -35,6 +37,32 @@ from engine.sequence import SampledTokens
 
 _SERVED = EngineConfig(model=Path("."))
 """For what an engine has that is told nothing."""
+IDLE = ReplicaStatus(
+    model="model",
+    protocol_version=0,
+    max_model_len=1_000_000,
+    vocab_size=1,
+    eos_token_ids=[],
+    block_size=BLOCK_SIZE,
+    num_blocks=0,
+    num_free_blocks=0,
+    num_running=0,
+    num_waiting=0,
+    kv_cache_usage=0.0,
+    num_leased_blocks=0,
+    prefix_cache_query_tokens=0,
+    prefix_cache_hit_tokens=0,
+    num_preemptions=0,
+    num_steps=0,
+    generated_tokens=0,
+    num_draft_tokens=0,
+    num_accepted_tokens=0,
+    engine_id="",
+    step_timeout_s=60.0,
+    embedding_size=1,
+    generates=True,
+)
+"""The status of an engine that does nothing, for what a simulated one says."""
 _TOKEN = 1
 _SAID: SampledTokens = [(_TOKEN, None)]
 
@@ -143,7 +171,6 @@ class World:
         self._gate = (
             None if setup.rules is None else SimulatedAdmission(setup.rules, lambda: self.now_s)
         )
-        self._status: dict[Lane, LaneStatus] = {}
         self._status_at_s = -math.inf
         self._cost, self._ordering = cost, ordering
         self._tokens = [_TOKEN] * setup.max_model_len
@@ -203,9 +230,10 @@ class World:
             self._sampling[asked.answer] = sampling
         prompt, deadline_s = self._tokens[: asked.prompt], None
         if self._gate is not None:
-            status, deadline_s = self._status_of(lane), self._gate.deadline_s(lane)
+            self._say_status(self._gate)
+            deadline_s = self._gate.deadline_s(lane)
             refused = self._gate.refuses(
-                name, fate.session.tenant, lane, prompt, asked.answer, salt=salt, status=status
+                name, fate.session.tenant, lane, prompt, asked.answer, salt=salt
             )
             if refused is not None:
                 fate.was_refused = True
@@ -228,11 +256,19 @@ class World:
         else:
             self.open[name] = fate
 
-    def _status_of(self, lane: Lane) -> LaneStatus:
-        """As a gateway last heard it."""
+    def _say_status(self, gate: SimulatedAdmission) -> None:
+        """Tell a gateway as often as the engine does."""
         if self.now_s - self._status_at_s >= _SERVED.status_interval_s:
-            self._status, self._status_at_s = self._scheduler.lanes(), self.now_s
-        return self._status[lane]
+            scheduler, self._status_at_s = self._scheduler, self.now_s
+            gate.heard(
+                msgspec.structs.replace(
+                    IDLE,
+                    costs=self._cost,
+                    max_step_tokens=scheduler.max_num_batched_tokens,
+                    context_tokens=scheduler.num_context_tokens,
+                    lanes=scheduler.lanes(),
+                )
+            )
 
     def _step(self, outcome: Outcome) -> list[EngineOutput]:
         scheduler = self._scheduler
@@ -254,6 +290,8 @@ class World:
             fate.first_s = now_s
             fate.cached = output.usage.cached_tokens
             fate.num_computed = fate.asked.prompt - fate.cached
+            if self._gate is not None:
+                self._gate.began(name, now_s - fate.arrival_s)
         else:
             gaps_s[fate.session.lane].append(now_s - fate.last_s)
         fate.last_s = now_s

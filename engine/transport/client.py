@@ -182,6 +182,8 @@ class EngineClient:
         )
         self._orphans.record, self._leases.record = on_orphan, on_lease
         self._cache_hearer = cache_hearer
+        self.on_status: Callable[[ReplicaStatus], None] | None = None
+        """Hears each status as it comes."""
         self._status: ReplicaStatus | None = None
         self._writer: asyncio.StreamWriter | None = None  # while connected
         self._connected = asyncio.Event()
@@ -368,7 +370,8 @@ class EngineClient:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 status = self._greet(await frames.read())
-            self._writer, self._status = writer, status
+            self._writer = writer
+            self._hear(status)
             self._connected.set()
             if self._cache_hearer is not None:
                 self._cache_hearer.connected(status)
@@ -440,7 +443,7 @@ class EngineClient:
         if isinstance(message, Outputs):
             self._streams.push(self._still_wanted(message.outputs))
         elif isinstance(message, ReplicaStatus):
-            self._status = message
+            self._hear(message)
         elif isinstance(message, Rejection):
             self._left.discard(message.request_id)
             if stream := self._streams.get(message.request_id):
@@ -471,6 +474,11 @@ class EngineClient:
             if output.usage.prefilled:
                 orphan = OrphanedUsage(request_id=output.request_id, usage=output.usage)
                 self._orphans.take(orphan)
+
+    def _hear(self, status: ReplicaStatus) -> None:
+        self._status = status
+        if self.on_status is not None:
+            self.on_status(status)
 
 
 async def hang_up(writer: asyncio.StreamWriter) -> None:

@@ -20,11 +20,14 @@ from engine.transport.client import EngineClient
 from foundation.retirement import Retirement
 from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import OnAsked
+from gateway.fleet.engine_view import EngineView
 from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
+from gateway.fleet.sent_work import SentWork
 from gateway.fleet.upstream.routes import Rooms, upstream_route
 from gateway.fleet.waiting_room import WaitingRoom
+from gateway.home import Home
 from gateway.settings.load import Settings
 from gateway.settings.models import ModelConfig
 
@@ -107,6 +110,7 @@ class ServedModels:
         self.index = index
         self._served: dict[str, ServedModel] = {}
         self._clients: dict[EngineKey, EngineClient] = {}
+        self._views: dict[EngineKey, EngineView] = {}
         self._uses: dict[EngineKey, int] = {}
         self._own_rooms = Rooms()
         self._retirement = Retirement()
@@ -163,13 +167,16 @@ class ServedModels:
         await asyncio.gather(self.fleet.close(), self._retirement.close())
         await asyncio.gather(*(client.close() for client in self._clients.values()))
         self._clients.clear()
+        for view in self._views.values():
+            view.close()
+        self._views.clear()
         self._own_rooms.close()
 
     def _fresh(self, wanted: Mapping[str, ServedModel]) -> Iterable[ServedModel]:
         return [each for name, each in wanted.items() if self._served.get(name) is not each]
 
     async def _make(self, settings: Settings, model: ModelConfig) -> ServedModel:
-        clients, stamps = self._take_clients(model), stamps_of(model)
+        clients, stamps = self._take_clients(model, settings), stamps_of(model)
         rooms = self._own_rooms.take(model, settings)
         make = partial(
             routes_of,
@@ -181,6 +188,7 @@ class ServedModels:
             on_asked=self._on_asked,
             marks=self.drain_marks,
             index=self.index,
+            views=[self._views[model.name, address] for address in model.engines],
         )
         try:
             routes = tuple(await asyncio.to_thread(make))
@@ -193,13 +201,16 @@ class ServedModels:
             settings=settings, model=model, routes=routes, clients=clients, stamps=stamps
         )
 
-    def _take_clients(self, model: ModelConfig) -> tuple[EngineClient, ...]:
-        return tuple(self._take_client((model.name, address)) for address in model.engines)
+    def _take_clients(self, model: ModelConfig, settings: Settings) -> tuple[EngineClient, ...]:
+        home = Home(settings.home)
+        return tuple(self._take_client((model.name, address), home) for address in model.engines)
 
-    def _take_client(self, key: EngineKey) -> EngineClient:
+    def _take_client(self, key: EngineKey, home: Home) -> EngineClient:
         client = self._clients.get(key)
         if client is None:
             client = self._clients[key] = self._connect(*key)
+            view = self._views[key] = EngineView(SentWork(home.sent_to(key[1])))
+            client.on_status = view.heard
             client.start()
         self._uses[key] = self._uses.get(key, 0) + 1
         return client
@@ -233,6 +244,7 @@ class ServedModels:
         self._uses[key] -= 1
         if not self._uses[key]:
             del self._uses[key]
+            self._views.pop(key).close()
             await self._clients.pop(key).close()
 
 
@@ -259,6 +271,7 @@ def routes_of(
     on_asked: OnAsked,
     marks: DrainMarks,
     index: KvIndex,
+    views: Sequence[EngineView],
 ) -> list[Route]:
     """Make the routes of a model and its adapters. Blocks: it reads a tokenizer."""
     if not clients:
@@ -266,7 +279,7 @@ def routes_of(
     else:
         from gateway.fleet.engine.routes import engine_routes  # loads the tokenizers library
 
-        routes = list(engine_routes(model, clients, threads, on_asked, marks, index))
+        routes = list(engine_routes(model, clients, threads, on_asked, marks, index, views))
     compat = settings.compat
     ignores_unknown = (model.unknown_fields or compat.unknown_fields) == "ignore"
     speaks_vllm = (model.dialect or compat.dialect) == "vllm"

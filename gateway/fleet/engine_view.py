@@ -59,6 +59,10 @@ class EngineView:
         """Note that a prompt is on its way there, for all workers."""
         self._sent.add(lane, self.price.own_seconds(prompt))
 
+    def close(self) -> None:
+        """Count for nobody else any more."""
+        self._sent.close()
+
     def _catch_up(self) -> None:
         """Add what was sent since the last look, and take away what was computed meanwhile."""
         now_s, totals_s = self._clock(), self._sent.totals_s()

@@ -21,6 +21,7 @@ from engine.protocol import Lane, ReplicaStatus, StepCosts
 
 UNLEARNT = StepCosts(prompt_token_s=1e-4, pair_s=1e-9)
 """A guess where no engine has said: enough to tell prompts apart, and nothing to refuse by."""
+UNTOLD = StepCosts()
 MIN_CHUNK = 16
 """Prompt tokens that a step takes at least (`engine.scheduling.pace`)."""
 STEADY_S = 0.02
@@ -36,6 +37,12 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
 
     missing: int
     cached: int = 0
+
+    @staticmethod
+    def of(tokens: int, cached: int) -> Prompt:
+        """Return a prompt of so many tokens, the last of which is always computed."""
+        front = max(0, min(cached, tokens - 1))
+        return Prompt(tokens - front, front)
 
     @property
     def pairs(self) -> float:
@@ -55,7 +62,7 @@ class StepPrice(msgspec.Struct, frozen=True, gc=False):
 
     @staticmethod
     def of(status: ReplicaStatus) -> StepPrice:
-        costs, is_learnt = status.costs, status.costs.prompt_token_s > 0
+        costs, is_learnt = status.costs, status.costs != UNTOLD
         decodes = sum(each.num_running for each in status.lanes.values())
         beside_s = costs.step_s + costs.decode_s * decodes
         beside_s += costs.context_token_s * status.context_tokens

@@ -5,12 +5,13 @@ Knows no tenant and no price.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 
 from gateway.fleet.contact import Contact
+from gateway.fleet.engine_view import EngineView
 from gateway.generate_request import GenerateRequest, ToTokenize, WrittenIds
 from gateway.generation_events import ReplicaEvent
 from gateway.lanes import Priority
@@ -174,6 +175,24 @@ class TemplatedReplica(Protocol):
 
     @property
     def takes_tools(self) -> bool: ...
+
+
+class ViewedReplica(Replica, Protocol):
+    """A replica whose work is known: one of our own engines."""
+
+    view: EngineView
+
+    def cached_tokens(
+        self, prepared: PreparedRequest, replicas: Sequence[ViewedReplica]
+    ) -> Sequence[int]:
+        """Return how many tokens of a prompt's front each of these replicas, of one model, probably
+        has cached."""
+        ...
+
+
+def is_viewed(replica: Replica) -> TypeGuard[ViewedReplica]:
+    """Tell whether it is an engine of ours."""
+    return hasattr(replica, "view")
 
 
 class ObservedReplica(Protocol):

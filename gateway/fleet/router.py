@@ -1,7 +1,8 @@
 """Decides which replica is asked first, and which ones after it.
 
-Of a request it knows its cache key alone, which steers it to where its prefix may be cached; who
-asks makes a difference only to which models there are.
+Among engines of ours by predicted seconds (`gateway.fleet.routing`), once the prompt is known.
+Before that, and among upstreams, of a request its cache key alone is known, which steers it to
+where its prefix may be cached; who asks makes a difference only to which models there are.
 
 Keys are spread by rendezvous hashing (Thaler and Ravishankar, 1998): a replica that comes or goes
 moves no key but its own. A key bounds no load: while its replica is busier than the others by more
@@ -22,9 +23,20 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from billing.cache_contracts import ContractName
-from gateway.fleet.replica import Replica, ReplicaHealth, SizedReplica
+from engine.protocol import Lane
+from gateway.fleet.engine_view import EngineView
+from gateway.fleet.predicted_time import PredictionError, Prompt
+from gateway.fleet.replica import (
+    PreparedRequest,
+    Replica,
+    ReplicaHealth,
+    SizedReplica,
+    is_viewed,
+)
+from gateway.fleet.routing import Choice, candidates_of, choose
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.generate_request import Dialect, GenerateRequest, ModelKind
+from gateway.lanes import Priority
 from gateway.principal import Principal
 from gateway.request_errors import UnknownModel
 
@@ -48,6 +60,50 @@ def affinity(request: GenerateRequest, principal: Principal) -> bytes | None:
     if request.cache_key is None:
         return None
     return hashlib.blake2b(f"{principal.org_id}\n{request.cache_key}".encode()).digest()
+
+
+class RoutedRequest(msgspec.Struct, kw_only=True):
+    """The replicas of a request, the best first, and what was predicted of it."""
+
+    replicas: Sequence[Replica]
+    least_s: float | None = None
+    """The least predicted seconds to its first token, over all replicas; None: nobody knows."""
+    views: Sequence[EngineView] = ()
+    """The views of the engines that can be asked."""
+    num_tokens: int = 0
+    """The tokens of its prompt."""
+    choice: Choice | None = None
+    """None: there was nothing to choose from."""
+    prompt: Prompt | None = None
+    """As the first replica would compute it; None: that is no engine of ours."""
+    lane: Lane = "interactive"
+    predicted_s: float | None = None
+    """The prediction for the first replica, uncorrected."""
+    status_age_s: float = 0.0
+    """The age of the oldest status that it was chosen by."""
+    error: PredictionError | None = None
+    """Hears what came of the prediction."""
+
+    @property
+    def idle_prefill_s(self) -> float | None:
+        """Return what its prompt would take an idle engine; None: nobody knows."""
+        prompt = Prompt.of(self.num_tokens, 0)
+        prices = [view.price for view in self.views if view.price.is_learnt]
+        return min((price.idle_seconds(prompt) for price in prices), default=None)
+
+    def send(self) -> None:
+        """Let all workers know that the first replica will be asked."""
+        first = self.replicas[0]
+        if self.prompt is not None and is_viewed(first):
+            first.view.send(self.prompt, self.lane)
+
+    def came(self, took_s: float) -> float | None:
+        """Note how long its first token took; return by how much the prediction was wrong."""
+        if self.error is None or self.predicted_s is None:
+            return None
+        predicted_s = self.predicted_s * self.error.factor
+        self.error.observe(self.predicted_s, took_s)
+        return abs(took_s - predicted_s)
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
@@ -95,6 +151,8 @@ class Fleet:
         self._clock = clock
         self._rng = rng or random.Random()
         self._failures: dict[Replica, Failures] = {}
+        self._errors: dict[str, PredictionError] = {}
+        """By model."""
 
     @property
     def routes(self) -> Sequence[Route]:
@@ -106,6 +164,7 @@ class Fleet:
         self._routes = {route.model: route for route in routes}
         served = set(self._replicas())
         self._failures = {each: it for each, it in self._failures.items() if each in served}
+        self._errors = {model: it for model, it in self._errors.items() if model in self._routes}
 
     def resolve(self, model: str, principal: Principal) -> Route:
         """Raises UnknownModel, for what is not served and for what it may not use alike."""
@@ -145,6 +204,47 @@ class Fleet:
         ranks = zip(failing, loads, draws, strict=True)
         ranked = sorted(zip(ranks, replicas, strict=True), key=lambda each: each[0])
         return [replica for _, replica in ranked]
+
+    def choose(
+        self,
+        route: Route,
+        replicas: Sequence[Replica],
+        prepared: PreparedRequest,
+        priority: Priority,
+    ) -> RoutedRequest:
+        """Predict for a request, and let the soonest engine be the first. `replicas`: of the
+        route, as `order` has them; `prepared`: by the first of them."""
+        able = [each for each in replicas if is_viewed(each)]
+        if not able:
+            known = [each.predicted_ttft_s(prepared, priority) for each in replicas]
+            soonest = [each for each in known if each is not None]
+            least_s = min(soonest) if len(soonest) == len(known) else None
+            return RoutedRequest(replicas=replicas, least_s=least_s)
+        error = self._errors.setdefault(route.model, PredictionError())
+        if len(replicas) > 1:
+            able = [each for each in able if not self._is_failing(each, each.health())] or able
+        cached = able[0].cached_tokens(prepared, able)
+        views, tokens = [each.view for each in able], prepared.input_tokens
+        candidates = candidates_of(views, tokens, cached, priority.lane, error.factor)
+        choice, order = None, [0]
+        if len(replicas) > 1:
+            choice = choose(candidates)
+            order = [*choice.order]
+            best = [able[at] for at in order]
+            replicas = [*best, *(each for each in replicas if each not in best)]
+        first, knows = candidates[order[0]], all(view.price.is_learnt for view in views)
+        return RoutedRequest(
+            replicas=replicas,
+            least_s=min(each.predicted_s for each in candidates) if knows else None,
+            views=views,
+            num_tokens=tokens,
+            choice=choice,
+            prompt=Prompt.of(tokens, first.cached),
+            lane=priority.lane,
+            predicted_s=first.predicted_s / error.factor if knows else None,
+            status_age_s=max(view.age_s for view in views) if choice is not None else 0.0,
+            error=error,
+        )
 
     def report(self, replica: Replica, *, ok: bool) -> None:
         """Record what came of asking it; `ok=False` when nothing ran, or it was lost amid it. What

@@ -74,16 +74,15 @@ def candidates_of(
     always computed. `factor`: corrects the predictions."""
     found = []
     for view, tokens in zip(views, cached, strict=True):
-        front = min(tokens, num_tokens - 1)
-        prompt = Prompt(num_tokens - front, front)
+        prompt = Prompt.of(num_tokens, tokens)
         seconds = factor * view.seconds_to_first_token(prompt, lane)
         beside_s = view.price.decodes * view.price.own_seconds(prompt)
-        found.append(Candidate(seconds, front, beside_s, view.recent_s))
+        found.append(Candidate(seconds, prompt.cached, beside_s, view.recent_s))
     return found
 
 
 def choose(candidates: Sequence[Candidate]) -> Choice:
-    """Order replicas."""
+    """Order replicas. Those that are alike stay in their order."""
     share = recent_share(candidates)
     scores = [each.score_s(share) for each in candidates]
     best, soonest_s = min(scores), min(each.predicted_s for each in candidates)
@@ -102,6 +101,18 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
     elif first.cached > min(each.cached for each in candidates):
         reason = "cached"
     return Choice(tuple(order), reason, tuple(candidates))
+
+
+def explain(choice: Choice, names: Sequence[str]) -> str:
+    """Say why replicas are in this order: of each its number, the predicted seconds, and the tokens
+    of the prompt that it has cached, if any. `names`: in the order of the choice, `model/number`.
+    """
+    said = [str(choice.reason)]
+    for name, at in zip(names, choice.order, strict=False):
+        found = choice.candidates[at]
+        text = f"{name.rpartition('/')[2]} in {found.predicted_s:.3g} s"
+        said.append(f"{text} with {found.cached}" if found.cached else text)
+    return ", ".join(said)
 
 
 def recent_share(candidates: Sequence[Candidate]) -> float:

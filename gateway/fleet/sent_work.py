@@ -7,7 +7,7 @@ differences between two readings are used, so that what a killed worker had coun
 nobody has to clear it. Its row is free again as soon as it is dead (`gateway.fleet.slots`); whoever
 takes it goes on with its numbers.
 
-A file has, by lane and then by row, the sum of seconds as a double.
+A file has how many rows were ever in use, then by lane and by row the sum of seconds, as doubles.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from engine.fairness import LANE_WEIGHTS
@@ -25,8 +26,9 @@ log = logging.getLogger(__name__)
 
 ROWS = 64
 """Workers of a home, with those that they replace; who finds no row counts for itself alone."""
-PLACES = {lane: ROWS * number for number, lane in enumerate(LANE_WEIGHTS)}
-NUM_BYTES = 8 * ROWS * len(LANE_WEIGHTS)
+PLACES = {lane: 1 + ROWS * number for number, lane in enumerate(LANE_WEIGHTS)}
+NOTHING: Mapping[Lane, float] = dict.fromkeys(PLACES, 0.0)
+NUM_BYTES = 8 * (1 + ROWS * len(LANE_WEIGHTS))
 
 
 class SentWork:
@@ -46,17 +48,25 @@ class SentWork:
             self._map, row = mmap.mmap(-1, NUM_BYTES), 0
         self._row = row
         self._numbers = memoryview(self._map).cast("d")
-        self._lanes = {lane: self._numbers[place : place + ROWS] for lane, place in PLACES.items()}
+        self._lanes: dict[Lane, memoryview[float]] = {}
+        """The rows in use."""
+        self._num_rows = 0.0
 
     def add(self, lane: Lane, seconds: float) -> None:
-        self._numbers[PLACES[lane] + self._row] += seconds
-
-    def total_s(self, lane: Lane) -> float:
-        """Return the seconds that all workers have ever sent in a lane."""
-        return sum(self._lanes[lane])
+        numbers = self._numbers
+        if numbers[0] <= self._row:  # also after another has put its own number there
+            numbers[0] = self._row + 1
+        numbers[PLACES[lane] + self._row] += seconds
 
     def totals_s(self) -> dict[Lane, float]:
-        return {lane: sum(numbers) for lane, numbers in self._lanes.items()}
+        """Return the seconds that all workers have ever sent, by lane."""
+        if self._numbers[0] != self._num_rows:
+            self._num_rows = self._numbers[0]
+            in_use = min(ROWS, int(self._num_rows))
+            self._lanes = {
+                lane: self._numbers[place : place + in_use] for lane, place in PLACES.items()
+            }
+        return {lane: sum(self._lanes[lane]) for lane in PLACES} if self._lanes else dict(NOTHING)
 
     def close(self) -> None:
         """Give the row back. Idempotent."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Sequence
 
 import msgspec
@@ -24,7 +25,8 @@ from gateway.fleet.errors import (
     ReplicaUnavailable,
 )
 from gateway.fleet.replica import PreparedRequest, Replica
-from gateway.fleet.router import affinity
+from gateway.fleet.router import RoutedRequest, affinity
+from gateway.fleet.routing import explain
 from gateway.generate_request import under_a_cap
 from gateway.generation_events import MeteredUsage
 from gateway.ids import uuid7_text
@@ -34,7 +36,7 @@ from gateway.inference.delivery import Delivery
 from gateway.inference.metering import new_attempt, rated, to_units
 from gateway.inference.resuming import comes_back, elsewhere, go_on
 from gateway.inference.services import GenerationServices
-from gateway.lanes import Priority
+from gateway.lanes import latest_first_token_s
 from gateway.limits.allowance import Allowance
 from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import Admission, Refusal
@@ -111,9 +113,10 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
         )
     if delivery.abandoned:
         return
-    predicted_s = replicas[0].predicted_ttft_s(prepared, call.priority)
-    if predicted_s is not None:
-        refuse_what_comes_too_late(call.current_priority, predicted_s)
+    routed = services.fleet.choose(route, replicas, prepared, call.priority)
+    refuse_what_comes_too_late(call, routed, prepared.input_tokens)
+    send_where_routed(call, routed)
+    replicas = routed.replicas
     record = new_attempt(call, services.price_book)
     with stages.begin("admit"):
         admission = await reserve(services.limiter, call, prepared, record)
@@ -136,15 +139,43 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
         raise outcome.failure
 
 
-def refuse_what_comes_too_late(priority: Priority, predicted_s: float | None) -> None:
-    """Refuse a request that would come too late, before anything is reserved. Raises:
-    ReplicaOverloaded."""
-    if priority.deadline_s is None or predicted_s is None or predicted_s <= priority.deadline_s:
+def refuse_what_comes_too_late(
+    call: GenerationCall, routed: RoutedRequest, num_tokens: int
+) -> None:
+    """Refuse a request that would come too late wherever it went, before anything is reserved.
+    `num_tokens`: of its prompt. Raises: ReplicaOverloaded, NoSlot."""
+    meter, predicted_s = call.meter, routed.least_s
+    if meter.slo is not None and meter.slo.ttft_per_prefill is not None:
+        meter.idle_prefill_s = routed.idle_prefill_s
+    if predicted_s is None:
         return
-    late_s = min(predicted_s - priority.deadline_s, MAX_RETRY_AFTER_S)
-    raise ReplicaOverloaded(
-        f"the first token would come in {predicted_s:.1f} s", retry_after_s=max(1.0, late_s)
-    )
+    spent_s = time.perf_counter() - meter.received_at
+    latest_s = latest_first_token_s(call.current_priority, meter.slo, meter.idle_prefill_s, spent_s)
+    try:
+        check_in_time(predicted_s, latest_s)
+    except ReplicaOverloaded:
+        meter.refused_early(num_tokens)
+        raise
+
+
+def check_in_time(predicted_s: float, latest_s: float | None) -> None:
+    """Raises ReplicaOverloaded where a first token would come too late."""
+    if latest_s is not None and predicted_s > latest_s:
+        late_s = min(predicted_s - latest_s, MAX_RETRY_AFTER_S)
+        raise ReplicaOverloaded(
+            f"the first token would come in {predicted_s:.1f} s", retry_after_s=max(1.0, late_s)
+        )
+
+
+def send_where_routed(call: GenerationCall, routed: RoutedRequest) -> None:
+    """Let all workers count the request, and note why it goes where it goes."""
+    routed.send()
+    meter = call.meter
+    meter.on_first_token = routed.came
+    if routed.choice is not None:
+        names = [each.name for each in routed.replicas]
+        meter.stages.begin("route", explain(routed.choice, names)).end()
+        meter.chose(routed.choice.reason, routed.status_age_s)
 
 
 async def reserve(
@@ -187,6 +218,7 @@ async def attempt_in_order(
             return NOTHING_RAN
         try:
             if position:
+                call.meter.on_first_token = None  # it was about the first one
                 with call.meter.stages.begin("prepare", replica.name):
                     salt = services.cache_salts(record.org)
                     other = await replica.prepare(call.request, call.priority, salt)

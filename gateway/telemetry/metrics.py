@@ -37,6 +37,7 @@ from gateway.telemetry.exposition import (
     negotiated,
     to_metric,
 )
+from gateway.telemetry.fleet_metrics import FleetMetrics
 from gateway.telemetry.histograms import (
     PREFIX,
     SUFFIX,
@@ -136,6 +137,7 @@ class Telemetry:
         self._make_request_metrics()
         self._make_slo_metrics()
         self._make_engine_metrics()
+        self.fleet = FleetMetrics(MetricGroup("Fleet", self.made))
         self._make_upstream_metrics()
         self._make_money_metrics()
         tenant_metrics = list_tenant_metrics(MetricGroup("Tenants", self.made))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from billing.events import Tags, UsageEvent
 from engine.protocol import Lane
@@ -37,6 +38,11 @@ class RequestMeter:
         self.lane: Lane | None = None
         self.slo: Slo | None = None
         """None, as its lane: it was refused before anybody understood it."""
+        self.idle_prefill_s: float | None = None
+        """Seconds that its prompt would take an idle replica; None: nobody knows."""
+        self.on_first_token: Callable[[float], float | None] | None = None
+        """Hears how long the first token of the next attempt took, and returns by how much that
+        was predicted wrongly."""
         self.slo_outcome: SloOutcome | None = None
         self.gaps = TokenGaps()
         self.queue_time_s: float | None = None
@@ -123,8 +129,26 @@ class RequestMeter:
         """Note that the attempt's first token came now; each one from here on is decoded."""
         attempt = self._attempt
         if attempt is not None:
+            self._check_prediction(now - attempt.began_at)
             self.stages.add(Stage("prefill", min(self._begun_at, now), now, within=attempt))
             self._decode = self.stages.add(Stage("decode", now, now, within=attempt))
+
+    def _check_prediction(self, took_s: float) -> None:
+        if self.on_first_token is None:
+            return
+        wrong_s = self.on_first_token(took_s)
+        self.on_first_token = None
+        if wrong_s is not None:
+            self._telemetry.fleet.prediction_errors_of(self._model).observe(wrong_s)
+
+    def chose(self, reason: str, status_age_s: float) -> None:
+        """Count why its replica was chosen among several, and how old the oldest status was."""
+        self._telemetry.fleet.routes_of(self._model, reason).inc()
+        self._telemetry.fleet.status_ages_of(self._model).observe(status_age_s)
+
+    def refused_early(self, num_tokens: int) -> None:
+        """Count that it is refused for coming too late. `num_tokens`: of its prompt."""
+        self._telemetry.fleet.refused_early(self._model, self.lane or "interactive", num_tokens)
 
     def disputed(self, upstream: str, usage: MeteredUsage) -> None:
         """Count what an upstream claims beyond what the request can have used."""
@@ -161,6 +185,7 @@ class RequestMeter:
             self.ttft_s,
             tpot_s,
             sum(each.quantities.output_total for each in self.billed),
+            self.idle_prefill_s,
         )
         self.slo_outcome = judge(self.slo, served)
         if self.slo_outcome is not None:

@@ -293,6 +293,8 @@ def describe(name: str, about: str, route: str) -> StageSpan:
             server, _, method = about.partition(" ")
             attributes = {names.MCP_METHOD: method, names.MCP_SERVER: server}
             return StageSpan(method, SpanKind.CLIENT, attributes)
+        case "route":
+            return StageSpan(name, SpanKind.INTERNAL, {names.ROUTE_CHOICE: about})
         case _:
             attributes = {names.REPLICA: about} if about else {}
             return StageSpan(name, SpanKind.INTERNAL, attributes)

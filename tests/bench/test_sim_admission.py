@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
@@ -11,8 +12,8 @@ from bench.sim.admission import MODEL, Rules, SimulatedAdmission
 from bench.sim.orderings import FAIR
 from bench.sim.report import Report, report
 from bench.sim.scenarios import OVERLOAD_DEADLINE_S, Scenario, budget, overload
-from bench.sim.world import Outcome, World
-from engine.protocol import LaneStatus
+from bench.sim.world import IDLE, Outcome, World
+from engine.protocol import LaneStatus, StepCosts
 from gateway.lanes import LaneDeadlines
 from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import Refusal, burst
@@ -22,7 +23,6 @@ from tests.engine.scheduling.scheduling import Clock
 from tests.gateway.limits.limiter_oracle import CLOCK_KEY, move_clock
 
 PLAN = Plan(name="p", tokens_per_minute=6000, input_tokens_per_minute=5000, requests_per_minute=40)
-IDLE = LaneStatus()
 
 
 async def test_it_lets_in_what_the_scripts_let_in(
@@ -40,7 +40,7 @@ async def test_it_lets_in_what_the_scripts_let_in(
         await redis.set(CLOCK_KEY, 1_700_000_000_000_000 + round(clock.now * 1e6))
         prompt, answer = rng.choice([10, 100, 900, 1500, 6001]), rng.randint(1, 200)
         refused = gate.refuses(
-            str(number), "org", "interactive", [1] * prompt, answer, salt=str(number), status=IDLE
+            str(number), "org", "interactive", [1] * prompt, answer, salt=str(number)
         )
         verdict = await limiter.admit(
             who, MODEL, input_tokens=prompt, max_output_tokens=answer, lease_id=f"lease{number}"
@@ -56,7 +56,7 @@ def test_what_was_not_used_is_given_back_and_what_never_ran_wholly() -> None:
 
     def passes(name: str, answer: int) -> bool:
         turn = ("org", "interactive", [1] * 50, answer)
-        return gate.refuses(name, *turn, salt=name, status=IDLE) is None  # type: ignore[arg-type]
+        return gate.refuses(name, *turn, salt=name) is None  # type: ignore[arg-type]
 
     assert passes("a", 50) and not passes("b", 50), "a bucket holds 100"
     gate.settle("a", 50, 10)
@@ -72,14 +72,17 @@ def test_what_was_not_used_is_given_back_and_what_never_ran_wholly() -> None:
 def test_what_would_come_too_late_is_refused_before_it_takes_anything() -> None:
     plan = Plan(name="p", requests_per_minute=6)
     gate = SimulatedAdmission(Rules({"org": plan}, LaneDeadlines(interactive=2.0)), Clock())
-    busy = LaneStatus(waiting_tokens=1000, prefill_tokens_per_s=500.0)
+    status = msgspec.structs.replace(IDLE, costs=StepCosts(prompt_token_s=0.01))
 
-    def refuses(name: str, status: LaneStatus) -> str | None:
-        return gate.refuses(name, "org", "interactive", [1] * 10, 1, salt="s", status=status)
+    def refuses(name: str) -> str | None:
+        return gate.refuses(name, "org", "interactive", [1] * 10, 1, salt="s")
 
-    assert refuses("a", busy) == refuses("b", busy) == "late"
-    assert refuses("c", IDLE) is None
-    assert refuses("d", IDLE) == "limit"
+    waiting = {"interactive": LaneStatus(waiting_tokens=1000)}
+    gate.heard(msgspec.structs.replace(status, lanes=waiting))
+    assert refuses("a") == refuses("b") == "late"
+    gate.heard(msgspec.structs.replace(status, lanes={"interactive": LaneStatus()}))
+    assert refuses("c") is None
+    assert refuses("d") == "limit"
 
 
 def simulate(scenario: Scenario) -> tuple[Outcome, Report]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -63,6 +63,7 @@ from gateway.fleet.engine.kept_prefixes import (
 from gateway.fleet.engine.model_format import ModelFormat, RenderedPrompt, refuse_more
 from gateway.fleet.engine.plain_jobs import PlainJobs
 from gateway.fleet.engine.prefix_memory import PrefixMemory
+from gateway.fleet.engine_view import EngineView
 from gateway.fleet.errors import (
     FleetError,
     NoSlot,
@@ -72,6 +73,7 @@ from gateway.fleet.errors import (
     ReplicaUnavailable,
 )
 from gateway.fleet.kv_index import KvIndex
+from gateway.fleet.predicted_time import Prompt
 from gateway.fleet.prepare_threads import INLINE_CHARS, PrepareThreads
 from gateway.fleet.replica import (
     ANYBODYS,
@@ -80,10 +82,12 @@ from gateway.fleet.replica import (
     MessagePlace,
     PreparedRequest,
     ReplicaHealth,
+    ViewedReplica,
 )
+from gateway.fleet.sent_work import SentWork
 from gateway.generate_request import ChatPrompt, GenerateRequest, ToTokenize, WrittenIds, bounded_to
 from gateway.generation_events import CacheOutcome, ReplicaEvent
-from gateway.lanes import Priority, first_token_s
+from gateway.lanes import Priority
 from gateway.request_errors import BadField, ContextTooLong, UnsupportedField
 
 RESTART_S = 1.0
@@ -126,9 +130,10 @@ class EngineReplica:
         options: FolderOptions = NO_OPTIONS,
         index: KvIndex | None = None,
         is_drained: Callable[[], bool] = never,
+        view: EngineView | None = None,
     ) -> None:
         """`index`: None: nobody says which of several engines has what cached. `is_drained`: tells
-        whether it gets nothing new now."""
+        whether it gets nothing new now. `view`: None: nobody hears what the engine says."""
         self.name = name
         self._model = model or name
         self._is_drained = is_drained
@@ -138,6 +143,7 @@ class EngineReplica:
         self._cache_contract = cache_contract
         self._on_asked = on_asked
         self.sent, self.index = PrefixMemory(), index
+        self.view = view or EngineView(SentWork())
         self._client = client
         self._tokenizer = tokenizer
         tokenizer.fewest_tokens_in("")  # the vocabulary is looked through now, not at a request
@@ -282,15 +288,18 @@ class EngineReplica:
         return self._to_prepared(request, request.prompt, rendered, self._status())
 
     def predicted_ttft_s(self, prepared: PreparedRequest, priority: Priority) -> float | None:
-        """Predict by what waits in its lane and what of its own prompt is not cached."""
-        if not self._client.connected:
+        """Predict by what waits there and what of its own prompt is not cached."""
+        if not self._client.connected or not self.view.price.is_learnt:
             return None
-        lane = self._client.status.lanes.get(priority.lane)
-        if lane is None or not lane.prefill_tokens_per_s:
-            return None
-        assert isinstance(prepared.payload, EngineJob)
-        (cached,) = cached_tokens(prepared, [self])
-        return first_token_s(lane, len(prepared.payload.request.prompt_token_ids) - cached)
+        prompt = Prompt.of(prepared.input_tokens, cached_tokens(prepared, [self])[0])
+        return self.view.seconds_to_first_token(prompt, priority.lane)
+
+    def cached_tokens(
+        self, prepared: PreparedRequest, replicas: Sequence[ViewedReplica]
+    ) -> Sequence[int]:
+        engines = [each for each in replicas if isinstance(each, EngineReplica)]
+        assert len(engines) == len(replicas), "a model's replicas are of one kind"
+        return cached_tokens(prepared, engines)
 
     async def stream(
         self,

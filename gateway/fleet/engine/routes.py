@@ -13,6 +13,7 @@ from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.folder_options import read_folder_options
 from gateway.fleet.engine.kept_prefixes import OnAsked
 from gateway.fleet.engine.replica import EngineReplica, never
+from gateway.fleet.engine_view import EngineView
 from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Route
@@ -29,10 +30,11 @@ def engine_routes(
     on_asked: OnAsked,
     marks: DrainMarks,
     index: KvIndex,
+    views: Sequence[EngineView | None] = (),
 ) -> Iterator[Route]:
     """Yield the model as it is, then its adapters: all of the same engines, one tokenizer, one
-    template. `clients`: of the model's engines, in their order. `index`: of which engine has what
-    cached."""
+    template. `clients`: of the model's engines, in their order; `views`: of the same, where
+    somebody hears them. `index`: of which engine has what cached."""
     assert model.path is not None
     tokenizer = Tokenizer.load(model.path)
     template = ChatTemplate.find(model.path, file=model.chat_template)
@@ -45,6 +47,7 @@ def engine_routes(
         reasoning=model.reasoning_parser,
     )
     options = read_folder_options(model.path)
+    views = views or [None] * len(clients)
     for adapter in ("", *(each.name for each in model.adapters)):
         name = adapter or model.name
         replicas = tuple(
@@ -62,8 +65,9 @@ def engine_routes(
                 options=options,
                 is_drained=drained_by(marks, model, address),
                 index=index if len(clients) > 1 else None,
+                view=view,
             )
-            for address, client in zip(model.engines, clients, strict=True)
+            for address, client, view in zip(model.engines, clients, views, strict=True)
         )
         yield Route(
             model=name,

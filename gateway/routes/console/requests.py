@@ -68,6 +68,7 @@ STAGE_WORDS = {
     "read": ("read", "other"),
     "admit": ("admit", "other"),
     "prepare": ("prepare", "other"),
+    "route": ("route", "other"),
     "attempt": ("attempt", "accent"),
     "queue": ("queue", "written"),
     "prefill": ("prefill", "uncached"),

@@ -623,6 +623,10 @@ async def test_what_would_come_too_late_is_refused_before_anything_is_reserved(
         await read(office.begin(priority=Priority(deadline_s=10.0)))
     assert refused.value.retry_after_s == pytest.approx(2.5, abs=0.1)
     assert replica.attempts == [] and office.services.limiter.settled == []
+    value, labels = office.telemetry.registry.get_sample_value, {"model": "m"}
+    labels["lane"] = "interactive"
+    assert value("tollgate_early_rejections_total", labels) == 1
+    assert value("tollgate_early_rejections_tokens_total", labels) == INPUT_TOKENS
     assert await read(office.begin(priority=Priority(deadline_s=13.0))) == b"w1 w2 w3 [3]"
     assert await read(office.begin(priority=Priority())) == b"w1 w2 w3 [3]"
 

@@ -56,4 +56,5 @@ def test_one_folder_of_the_product_names_metrics() -> None:
         )
     }
     telemetry = "gateway/telemetry"
-    assert naming == {f"{telemetry}/metrics.py", f"{telemetry}/engine_gauges.py"}
+    names = ("metrics", "engine_gauges", "fleet_metrics")
+    assert naming == {f"{telemetry}/{name}.py" for name in names}

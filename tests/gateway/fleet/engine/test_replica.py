@@ -16,13 +16,22 @@ from msgspec.structs import replace
 
 from engine.errors import EngineUnavailable, InvalidRequest
 from engine.fake.engine import FAKE_CONFIG, FakeCore, FakeEngine, Respond, drawn
-from engine.protocol import EngineOutput, EngineRequest, LaneStatus, SamplingParams, Usage
+from engine.protocol import (
+    EngineOutput,
+    EngineRequest,
+    LaneStatus,
+    SamplingParams,
+    StepCosts,
+    Usage,
+)
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from engine.transport.output_streams import Take
 from gateway.fleet.engine.replica import EngineReplica
+from gateway.fleet.engine_view import EngineView
 from gateway.fleet.errors import ReplicaDied, ReplicaLost, ReplicaOverloaded, ReplicaUnavailable
 from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.sent_work import SentWork
 from gateway.generate_request import GenerateRequest, ToTokenize
 from gateway.generation_events import MeteredUsage, ReplicaEvent, TextDelta
 from gateway.lanes import Priority
@@ -595,16 +604,17 @@ async def test_the_first_token_is_predicted_by_what_waits_and_what_is_not_cached
     replica = make(engine)
     prepared = await replica.prepare(chat(messages=[{"role": "user", "content": "word " * 400}]))
     priority = Priority(lane="agentic", tenant="org_a")
-    assert replica.predicted_ttft_s(prepared, priority) is None, "nobody has waited yet"
-    lanes = {"agentic": LaneStatus(waiting_tokens=1000, prefill_tokens_per_s=100.0)}
-    said = msgspec.structs.replace(engine.status, lanes=lanes)
-    monkeypatch.setattr(engine.core, "status", lambda: said)
+    assert replica.predicted_ttft_s(prepared, priority) is None, "nothing is learnt yet"
+    costs, lanes = StepCosts(prompt_token_s=0.01), {"agentic": LaneStatus(waiting_tokens=1000)}
+    replica.view = EngineView(SentWork(), clock=lambda: 0.0)
+    replica.view.heard(msgspec.structs.replace(engine.status, costs=costs, lanes=lanes))
     size = len(prepared.payload.rendered.token_ids)
-    assert replica.predicted_ttft_s(prepared, priority) == (1000 + size) / 100
+    predicted_s = replica.predicted_ttft_s(prepared, priority)
+    assert predicted_s == pytest.approx((1000 + size) / 100)
     async for _ in replica.stream(prepared, attempt_id="a", cache_salt="", priority=priority):
         continue
     cached = size // 128 * 128
-    assert cached and replica.predicted_ttft_s(prepared, priority) == (1000 + size - cached) / 100
-    assert replica.predicted_ttft_s(prepared, Priority(tenant="org_a")) is None, "another lane"
+    predicted_s = replica.predicted_ttft_s(prepared, priority)
+    assert cached and predicted_s == pytest.approx((1000 + size - cached) / 100)
     engine.lose()
     assert replica.predicted_ttft_s(prepared, priority) is None

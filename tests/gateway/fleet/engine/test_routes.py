@@ -8,6 +8,7 @@ from engine.fake.engine import FakeCore, FakeEngine
 from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import unheard
 from gateway.fleet.engine.routes import engine_routes
+from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.settings.models import AdapterConfig, ModelConfig
 
@@ -26,7 +27,9 @@ def test_adapters_have_the_replicas_of_their_model(
         adapters=(AdapterConfig(name="law"),),
     )
     engines = [FakeEngine(FakeCore()) for _ in ADDRESSES]
-    routes = list(engine_routes(model, engines, threads, unheard, marks))
+    routes = list(
+        engine_routes(model, engines, threads, unheard, marks, KvIndex(tmp_path / "index"))
+    )
     assert [(each.model, each.parent) for each in routes] == [("m", None), ("law", "m")]
     names = [[replica.name for replica in route.replicas] for route in routes]
     assert names == [["m/0", "m/3"], ["law/0", "law/3"]]

@@ -1,0 +1,63 @@
+"""Counts how requests find their engines: why each was chosen, how predictions turned out, and who
+was refused for coming too late."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from engine.protocol import Lane
+from gateway.telemetry.metric_group import MetricGroup
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+MAX_CHILDREN = 1024
+"""How many label combinations of one metric are cached."""
+
+
+class FleetMetrics:
+    def __init__(self, group: MetricGroup) -> None:
+        fleet_routes = group.counter(
+            "fleet_routes",
+            "Requests of models with several engines by why theirs was chosen: cached (the "
+            "soonest, with more of the prompt cached than another), least_work (the soonest), "
+            "spread (another is as soon, where more is held up or more was done lately).",
+            *("model", "reason"),
+            do="Few `cached` with prompts that repeat: the caches are too small, or the index is "
+            "away. `tollgate requests show` says what was predicted of each replica.",
+        )
+        prediction_errors = group.histogram(
+            "fleet_prediction_error_seconds",
+            "How far the time to a first token was from what was predicted of the engine.",
+            "model",
+            buckets=SECONDS,
+            do="Beside the time to the first token it should be small; else early rejections are "
+            "wrong: give deadlines and objectives more room.",
+        )
+        status_ages = group.histogram(
+            "fleet_status_age_seconds",
+            "The age of the oldest status that a choice among engines went by.",
+            "model",
+            buckets=SECONDS,
+            do="Above 0.1 while engines work: a step takes longer, or the worker is held up. An "
+            "idle engine says something once a second.",
+        )
+        self._rejections = group.counter(
+            "early_rejections",
+            "Requests refused as their first token would have come too late on every replica.",
+            *("model", "lane"),
+            do="Add replicas, or promise less: `[deadlines]` and `ttft_per_prefill` of `[slo]`.",
+        )
+        self._rejected_tokens = group.counter(
+            "early_rejections_tokens",
+            "The tokens of their prompts.",
+            *("model", "lane"),
+            do="A larger share of all tokens than of all requests: the long ones are refused; "
+            "raise `ttft_per_prefill`.",
+        )
+        self.routes_of = lru_cache(MAX_CHILDREN)(fleet_routes.labels)
+        self.prediction_errors_of = lru_cache(MAX_CHILDREN)(prediction_errors.labels)
+        self.status_ages_of = lru_cache(MAX_CHILDREN)(status_ages.labels)
+
+    def refused_early(self, model: str, lane: Lane, num_tokens: int) -> None:
+        """Count a request that came too late. `num_tokens`: of its prompt."""
+        self._rejections.labels(model, lane).inc()
+        self._rejected_tokens.labels(model, lane).inc(num_tokens)
