@@ -1,7 +1,9 @@
 """`python -m bench.sim [scenario ...]`: each by virtual token counters, first come first served and
 strict priority, in one run. `--fit` times the real engine and writes the constants of its steps;
 `--check` holds the simulator against the engine on another case; `--speed` says how many requests
-the simulator gets through in a minute. Both end with 1 where that is not what is wanted.
+the simulator gets through in a minute. Both end with 1 where that is not what is wanted. `--loops`
+says what the engine's choices by the clock are worth: how many threads run recorded kernels, and
+how large chunks of prompts are.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from bench.sim import paces, thread_team
 from bench.sim.cost import FOLDER, Cost, floor, load, save
 from bench.sim.orderings import FAIR, ORDERINGS
 from bench.sim.report import Report, moved, report
@@ -42,6 +45,7 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="time the real engine; write --cost")
     parser.add_argument("--check", action="store_true", help="against the real engine")
     parser.add_argument("--speed", action="store_true", help="of the simulator itself")
+    parser.add_argument("--loops", action="store_true", help="threads and chunks by the clock")
     parser.add_argument("--record", action="store_true", help="keep the figures; on quiet cores")
     arguments = parser.parse_args()
     if unknown := set(arguments.scenarios) - SCENARIOS.keys():
@@ -63,6 +67,8 @@ def _run(arguments: argparse.Namespace) -> None:
     cost = load(arguments.cost or COST)
     if arguments.check:
         result, name = _check(cost), "sim_check"
+    elif arguments.loops:
+        result, name = _compare_loops(), "sim_loops"
     elif arguments.speed:
         result, name = _speed(cost, arguments.seed), "sim_speed"
     else:
@@ -126,6 +132,22 @@ def _speed(cost: Cost, seed: int) -> dict[str, Any]:
     said = "met" if found["met"] else "not met"
     print(f"goal, {SPEED_GOAL:,} a minute with admission: {said}, {reached:,.0f}")
     return found
+
+
+def _compare_loops() -> dict[str, Any]:
+    """Hold what the engine chooses by the clock against what could be fixed."""
+    threads, chunks = thread_team.compare(), paces.compare()
+    for wanted, seconds in threads.items():
+        said = ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())
+        print(f"{wanted}: seconds by {said}")
+    for speed, bursts in chunks.items():
+        print(f"a burst on a machine {speed:g} times as fast:")
+        for name, found in bursts.items():
+            print(f"  {name:<12} ITL p99 {found.itl_p99_s:.3f} s, {found.seconds:.1f} s in all")
+    return {
+        "threads": threads,
+        "chunks": {str(speed): msgspec.to_builtins(bursts) for speed, bursts in chunks.items()},
+    }
 
 
 def _compare(costs: Mapping[str, Cost], seed: int, size: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from pathlib import Path
@@ -95,6 +95,9 @@ class Setup:
     max_num_seqs: int = _SERVED.max_num_seqs
     max_waiting: int = 10_000_000
     itl_target_s: float | None = _SERVED.itl_target_s
+    pace: Callable[[], Pace] | None = None
+    """Makes what decides how much of prompts a step computes; None: the engine's, for
+    `itl_target_s`."""
     rules: Rules | None = None
     """The admission rules; None: every request is admitted and none has a deadline."""
 
@@ -184,7 +187,7 @@ class World:
             vocab_size=_TOKEN + 1,
             eos_token_ids=(),
             clock=lambda: self.now_s,
-            pace=Pace(setup.itl_target_s),
+            pace=Pace(setup.itl_target_s) if setup.pace is None else setup.pace(),
             lane_limits=limits_of(_SERVED),
             share=ordering.share(),
         )

@@ -12,6 +12,7 @@ import pytest
 from bench.gpu.floors import H200, decode_step_s, prefill_s
 from bench.gpu.models import LLAMA_8B, shape_of
 from bench.sim import __main__ as command
+from bench.sim import paces, thread_team
 from bench.sim.__main__ import main
 from bench.sim.cost import Cost, floor, load, save
 from bench.sim.fit import Case, compared, least_of
@@ -162,3 +163,29 @@ def test_the_simulator_is_held_to_the_engine_in_each_quantity() -> None:
     assert not near["within"]
     assert compared(measured, measured | {"tpot_s": 0.114})["within"]
     assert not compared(measured, measured | {"ttft_s": 2.4})["within"]
+
+
+def test_the_team_is_as_fast_as_the_better_of_all_threads_and_one() -> None:
+    """Each of the two takes twice as long somewhere, and neither is best where load comes and
+    goes."""
+    found = thread_team.compare()
+    for wanted, seconds in found.items():
+        better = min(seconds["all threads"], seconds["one thread"])
+        assert seconds["team"] <= 1.05 * better, wanted
+    fixed = ("all threads", "one thread")
+    worst = {name: max(s[name] / s["team"] for s in found.values()) for name in fixed}
+    assert min(worst.values()) > 1.7
+    changing = found["load that comes and goes"]
+    assert changing["team"] < 0.85 * min(changing[name] for name in fixed)
+
+
+def test_a_learnt_pace_keeps_its_target_on_any_machine_and_no_fixed_one_does_at_its_price() -> None:
+    found = paces.compare()
+    for by_pace in found.values():
+        learnt, unlimited = by_pace["learnt"], by_pace["no limit"]
+        assert learnt.itl_p99_s <= 1.1 * paces.TARGET_S
+        assert learnt.seconds <= 1.07 * unlimited.seconds
+    for name in set(paces.PACES) - {"learnt"}:
+        is_late = any(row[name].itl_p99_s > 1.25 * paces.TARGET_S for row in found.values())
+        is_slow = any(row[name].seconds > 1.15 * row["no limit"].seconds for row in found.values())
+        assert is_late or is_slow, name

@@ -205,3 +205,45 @@ def test_a_long_prompt_gets_on_whatever_is_known() -> None:
 def test_long_prompts_have_no_limit_without_decodes_or_a_target() -> None:
     assert Pace(0.05).long_prompt_tokens(0, BUDGET) == BUDGET
     assert Pace(None).long_prompt_tokens(5, BUDGET) == BUDGET
+
+
+def computed(pace: Pace, steps: int, *, decode: float, chunk: float, token: float) -> int:
+    """Tokens of a long prompt that so many steps compute beside decodes, which take `decode`; a
+    chunk takes `chunk` whatever its size."""
+    pace.observe(6, 0, decode)
+    total = 0
+    for _ in range(steps):
+        count = pace.long_prompt_tokens(6, BUDGET)
+        pace.observe(6, count, decode + (chunk + token * count if count else 0.0), count)
+        total += count
+    return total
+
+
+def test_single_tokens_would_not_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = {"decode": 0.01, "chunk": 0.04, "token": 2e-5}
+    spaced = computed(Pace(0.2), 2000, **costs)
+    monkeypatch.setattr("engine.scheduling.pace.SPACED_CHUNK", 1)
+    assert spaced > 20 * computed(Pace(0.2), 2000, **costs)
+
+
+def times_the_decodes(pace: Pace) -> float:
+    """How many times as long as its decodes a step with a long prompt takes at most, when they have
+    become three times as fast since it began."""
+    decode, token, most = 0.03, 1e-4, 0.0
+    pace.observe(6, 0, decode)
+    for number in range(1000):
+        if number == 300:
+            decode /= 3
+        count = pace.long_prompt_tokens(6, BUDGET)
+        pace.observe(6, count, decode + token * count, count)
+        if number >= 700:
+            most = max(most, 1 + token * count / decode)
+    return most
+
+
+def test_decodes_are_measured_while_a_long_prompt_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert times_the_decodes(Pace(0.2)) <= 1.5
+    monkeypatch.setattr("engine.scheduling.pace.MEASURE_EVERY", 10**9)
+    assert times_the_decodes(Pace(0.2)) > 1.6
