@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import subprocess
 import sys
 from itertools import count
 from typing import TYPE_CHECKING
@@ -44,12 +45,15 @@ from gateway.cli.shared.command import (
     with_options,
     with_settings,
 )
+from gateway.settings.child_environment import engine_environment
 from gateway.settings.file import Flags, SettingsError
-from gateway.settings.load import SavedSettings, Settings, is_text, load
+from gateway.settings.load import SavedSettings, Settings, is_text, load, own_environment
 
 if TYPE_CHECKING:
     from gateway.processes.start_view import StartView
 
+KERNEL_COMPILER = "engine.kernels.cpu.compiling"
+"""The module that compiles what an engine on a processor asks for and is not there yet."""
 ADDRESS = (
     click.option("--host", help="Address to listen on. Default: 127.0.0.1"),
     click.option("--port", type=int, help="Port to listen on; 0: any free one. Default: 8000"),
@@ -149,6 +153,8 @@ def up(**flags: Flags) -> None:
     """
     from gateway import logs
 
+    found = load(flags)
+    _compile_kernels(found)
     with importing():
         from gateway.processes.model_folders import check_models
         from gateway.processes.reachability import check_databases
@@ -160,7 +166,6 @@ def up(**flags: Flags) -> None:
         check_models(found, weights=True)
         return found
 
-    found = load(flags)
     in_json = found.logs.stdout and found.logs.format == "json"
     logs.configure(
         found.log_level,
@@ -181,6 +186,18 @@ def up(**flags: Flags) -> None:
         run(supervise(read(view)))
     finally:
         view.close()
+
+
+def _compile_kernels(settings: Settings) -> None:
+    """Begin what engines wait for at a first start, while this process is still importing."""
+    if any(model.starts_engine for model in settings.models):
+        subprocess.Popen(
+            [sys.executable, "-m", KERNEL_COMPILER],
+            env=engine_environment(own_environment(), settings),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
 
 @tollgate.command()

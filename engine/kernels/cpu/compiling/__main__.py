@@ -1,5 +1,5 @@
-"""Compiles parts of the kernels into a folder: `python -m engine.kernels.cpu.compiling FOLDER PART
-...`.
+"""Compiles kernels: `python -m engine.kernels.cpu.compiling` those that every model needs, where an
+engine would ask for them, and `... FOLDER PART ...` parts into a folder.
 
 A part that another process is at is waited for, and not compiled again.
 """
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.kernels.cpu.compiling.compilers import compiling
 from engine.kernels.cpu.compiling.kernel_cache import PARTS, KernelCache
 
 PR_SET_PDEATHSIG = 1
@@ -22,6 +23,9 @@ PR_SET_PDEATHSIG = 1
 def main(argv: Sequence[str]) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if not argv:
+        with compiling("auto"):
+            return
     cache = KernelCache(Path(argv[0]))
     for part in argv[1:]:
         with cache.locked(part):
