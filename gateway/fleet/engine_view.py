@@ -55,6 +55,11 @@ class EngineView:
         own_s = self.price.own_seconds(prompt)
         return ahead(self._waiting_s, lane, own_s) + own_s
 
+    @property
+    def is_free(self) -> bool:
+        """Tell whether no prompt waits there, as of the last look."""
+        return not any(self._waiting_s.values())
+
     def send(self, prompt: Prompt, lane: Lane) -> None:
         """Note that a prompt is on its way there, for all workers."""
         self._sent.add(lane, self.price.own_seconds(prompt))

@@ -67,7 +67,8 @@ class RoutedRequest(msgspec.Struct, kw_only=True):
 
     replicas: Sequence[Replica]
     least_s: float | None = None
-    """The least predicted seconds to its first token, over all replicas; None: nobody knows."""
+    """The least predicted seconds to its first token, over all replicas; None: nobody knows, or an
+    engine is free."""
     views: Sequence[EngineView] = ()
     """The views of the engines that can be asked."""
     num_tokens: int = 0
@@ -233,9 +234,12 @@ class Fleet:
             best = [able[at] for at in order]
             replicas = [*best, *(each for each in replicas if each not in best)]
         first, knows = candidates[order[0]], all(view.price.is_learnt for view in views)
+        # What a prompt takes an engine that is free may be far from all that it has learnt of; only
+        # what runs teaches it more, so nobody is refused while one is.
+        refuses = knows and not any(view.is_free for view in views)
         return RoutedRequest(
             replicas=replicas,
-            least_s=min(each.predicted_s for each in candidates) if knows else None,
+            least_s=min(each.predicted_s for each in candidates) if refuses else None,
             views=views,
             num_tokens=tokens,
             choice=choice,

@@ -77,6 +77,16 @@ async def test_one_engine_is_no_choice_and_is_predicted_all_the_same(make: Make)
     assert own_s is not None and found.least_s == pytest.approx(1.0 + own_s, rel=0.02)
 
 
+async def test_nobody_is_refused_while_an_engine_is_free(make: Make) -> None:
+    """An engine that learnt nonsense would else never learn better."""
+    fleet, route = make(2)
+    prepared = await route.replicas[0].prepare(LONG)
+    hear(route.replicas, 1000, 0, costs=StepCosts(prompt_token_s=100.0))
+    assert fleet.choose(route, fleet.order(route), prepared, PRIORITY).least_s is None
+    hear(route.replicas, 1000, 1, costs=StepCosts(prompt_token_s=100.0))
+    assert (fleet.choose(route, fleet.order(route), prepared, PRIORITY).least_s or 0) > 100
+
+
 async def test_the_soonest_is_first_and_what_is_sent_counts_for_the_next(make: Make) -> None:
     fleet, route = make(3)
     hear(route.replicas, 2000, 0, 1000)
