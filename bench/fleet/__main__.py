@@ -4,6 +4,8 @@
     hot        how even replicas work where all prompts have one beginning
     paced      the same with agents that never wait for each other
     overload   what is refused, and what is served in time, where more comes than can be computed
+    index      what it costs to find who has a prompt cached, and how late that is known
+    live       the hit rate of several real engines against that of one with as much cache
     replicas   what a second engine brings on this machine, and what its death takes along
     tiers      the first token of a prompt that was evicted, read from disk and computed
     choice     what it costs a request to choose among engines
@@ -22,6 +24,8 @@ COMMANDS = {
     "paced": "bench.fleet.spread",
     "overload": "bench.fleet.overload",
     "choice": "bench.fleet.choice",
+    "index": "bench.fleet.index",
+    "live": "bench.fleet.live",
     "replicas": "bench.fleet.replicas",
     "tiers": "bench.fleet.tiers",
 }
