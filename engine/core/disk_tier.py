@@ -5,10 +5,11 @@ is computed sooner.
 from __future__ import annotations
 
 import logging
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 
-from engine.config import ResolvedConfig
+from engine.config import EngineConfig, ResolvedConfig
 from engine.core.kv_layout import HASHES, layout_digest
 from engine.errors import ConfigError
 from engine.kernels.attention.types import KVLayer
@@ -20,6 +21,7 @@ from engine.runner.model_runner import ModelRunner
 from engine.scheduling.prefix_loader import PrefixLoader
 from engine.scheduling.step_plan import ScheduledSequence, SchedulerOutput
 from engine.sequence import Sequence as EngineSequence
+from engine.tiers.buffers import PAGE_BYTES
 from engine.tiers.disk import DiskTier
 from engine.tiers.policy import PrefillCosts
 
@@ -27,6 +29,20 @@ log = logging.getLogger(__name__)
 
 MEASURED_TOKENS = 256
 """The tokens of a measured step; eight times as many lie before those of the second one."""
+
+
+def check_disk(config: EngineConfig) -> None:
+    """Raise a ConfigError before the weights are loaded, if nothing can be written there."""
+    if config.kv_disk is None:
+        return
+    if not config.prefix_caching:
+        raise ConfigError("kv_disk is set, but no prefix is cached without prefix_caching")
+    try:
+        config.kv_disk.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=config.kv_disk) as file:
+            file.write(bytes(PAGE_BYTES))
+    except OSError as error:
+        raise ConfigError(f"kv_disk {config.kv_disk}: {error.strerror}") from error
 
 
 def open_loader(
@@ -40,8 +56,6 @@ def open_loader(
     config = resolved.config
     if config.kv_disk is None:
         return None
-    if not config.prefix_caching:
-        raise ConfigError("kv_disk is set, but no prefix is cached without prefix_caching")
     if not cache.enabled:
         raise ConfigError("kv_disk is set, but the model is an encoder, which caches no prefix")
     if cache.sliding_window is not None:

@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
-from engine.core.disk_tier import describe, measure_prefill, open_loader
+from engine.core.disk_tier import check_disk, describe, measure_prefill, open_loader
 from engine.core.product_ways import choose_measured
 from engine.core.stepper import Stepper
 from engine.errors import ConfigError, InvalidRequest
@@ -101,6 +101,7 @@ class EngineCore:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         _check_draft(config)
+        check_disk(config)
         device = _device(config.device)
         loaded = [_load(config, device, startup)]
         if config.draft_model is not None:

@@ -30,6 +30,9 @@ COPIES_PER_STEP = 8
 WAIT_S = 0.005
 """How long a loop with nothing to compute waits for a tier before it looks for commands again."""
 
+STUCK_S = 10.0
+"""A tier that takes nothing for so long is not waited for: what was to be written is dropped."""
+
 
 class BlockCopier(Protocol):
     """Copies whole blocks of the pool, all layers of each, out of it and into it."""
@@ -96,6 +99,8 @@ class PrefixLoader:
         self._num_queued: dict[Key, int] = {}
         """Those of them that were queued."""
         self._to_write: dict[bytes, None] = {}
+        self._written_s = clock()
+        """The last time when there was nothing to write, or a buffer for it."""
 
     @property
     def has_writes(self) -> bool:
@@ -167,7 +172,8 @@ class PrefixLoader:
         """Wait until something was read or written, for a short time."""
         if any(load.reading.is_ready for load in self._loads.values()):
             return
-        self.tier.wait(WAIT_S)
+        left_s = min((self._patience_left_s(load) for load in self._loads.values()), default=WAIT_S)
+        self.tier.wait(max(0.0, min(WAIT_S, left_s)))
 
     def _is_worth(self, first: int, end: int) -> bool:
         size = self._cache.block_size
@@ -177,14 +183,15 @@ class PrefixLoader:
         )
 
     def _is_late(self, load: _Load) -> bool:
-        size = self._cache.block_size
-        arrived = len(load.table) * size
-        most_s = patience_s(
-            self._costs(), start=load.start * size, arrived=arrived, end=load.end * size
-        )
-        is_late = self._clock() - load.started_s > most_s
+        is_late = self._patience_left_s(load) < 0
         self.num_late += is_late
         return is_late
+
+    def _patience_left_s(self, load: _Load) -> float:
+        size = self._cache.block_size
+        start, arrived, end = (each * size for each in (load.start, len(load.table), load.end))
+        most_s = patience_s(self._costs(), start=start, arrived=arrived, end=end)
+        return load.started_s + most_s - self._clock()
 
     def _copy(self, load: _Load, arrival: Arrival, num_spare: int) -> int:
         """Put what arrived into blocks; the load is over where there is no room for it. How many
@@ -252,11 +259,16 @@ class PrefixLoader:
 
     def write(self) -> None:
         """Copy blocks that are to be written, as many as there is room for between two steps."""
-        if not self.tier.is_on:
+        now_s = self._clock()
+        is_stuck = now_s - self._written_s > STUCK_S
+        if not self._to_write:
+            self._written_s = now_s
+        elif is_stuck or not self.tier.is_on:
             self._to_write.clear()
         for _ in range(COPIES_PER_STEP):
             if not self._to_write or (buffer := self.tier.write_buffer()) is None:
                 return
+            self._written_s = now_s
             digests: list[bytes] = []
             blocks: list[int] = []
             while self._to_write and len(blocks) < len(buffer.rows):

@@ -42,6 +42,8 @@ READ_BYTES = 2 << 20
 """Records that lie side by side are read together, up to so many bytes."""
 NUM_READERS = 4
 NUM_READ_BUFFERS, NUM_WRITE_BUFFERS = 16, 16
+MAX_QUEUED_READS = 4096
+"""A disk that hangs is asked for no more."""
 CLOSE_TIMEOUT_S = 10.0
 LEARNT_FOR_S = 60.0
 """A disk that was found too slow is tried again after so long."""
@@ -220,7 +222,9 @@ class DiskTier:
 
     def read(self, digests: Sequence[bytes]) -> DiskRead:
         """Begin to read blocks, up to the first that is not here."""
-        found = [] if self._is_off else self._store.find(digests, self._read_buffers.num_records)
+        is_stuck = self._reads.qsize() > MAX_QUEUED_READS
+        num_records = self._read_buffers.num_records
+        found = [] if self._is_off or is_stuck else self._store.find(digests, num_records)
         reading = DiskRead(self, found)
         for job in reading.jobs:
             self._reads.put(job)
@@ -258,8 +262,12 @@ class DiskTier:
         self._is_closed = True
         self._writes.put(None)
         self._reads.put(None)
+        ends_s = time.monotonic() + CLOSE_TIMEOUT_S
         for thread in self._threads:
-            thread.join(CLOSE_TIMEOUT_S)
+            thread.join(max(0.0, ends_s - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            log.error("kv_disk %s hangs: it is left as it is", self.folder)
+            return
         try:
             self._store.close()
         except OSError as error:

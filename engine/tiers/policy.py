@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 MARGIN = 0.8
 """A read must be expected to take no longer than this part of the computation."""
-PATIENCE = 0.05
+PATIENCE = 0.04
 """The part of a computation that may be lost by waiting for a read in vain."""
 WEIGHT = 0.3
 """The weight of the newest read in the running average."""

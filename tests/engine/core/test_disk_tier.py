@@ -153,7 +153,7 @@ def test_a_disk_that_is_late_costs_a_twentieth(start: Starts) -> None:
     assert (loader := core._loader) is not None
     settle(core)
     evict(core)
-    now = iter(range(0, 10_000, 11))  # 200 tokens take 200 s, of which 10 are to be had
+    now = iter(range(0, 10_000, 11))  # 192 tokens take 192 s, of which 8 are to be had
     loader._clock = lambda: next(now)
     with stalled(core):
         again, usage = run(core, "third", LONG)

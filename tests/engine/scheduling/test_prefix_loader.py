@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.scheduling.prefix_loader import PrefixLoader
+from engine.scheduling.prefix_loader import STUCK_S, PrefixLoader
 from engine.tiers.disk import Arrival
 from engine.tiers.policy import PrefillCosts, ReadCosts
 from tests.budget import examples
@@ -223,3 +223,18 @@ def test_takes_no_more_blocks_than_are_spare(room: int) -> None:
         loader.advance(room)
     assert seq_cache.num_cached_blocks == room
     seq_cache.check_integrity([])
+
+
+def test_a_tier_that_takes_nothing_is_not_waited_for_for_ever() -> None:
+    rng = random.Random(1)
+    tier = MemoryTier(rng)
+    world = make_tiered(rng, tier, spare_blocks=6, max_tokens=24, ahead=False, limits=None)
+    tier.write_buffer = lambda: None  # type: ignore[method-assign]
+    for number in range(2):
+        world.add(request(f"r{number}", PROMPTS[0], max_tokens=1))
+        world.drain(lambda: 1)
+    loader = world.scheduler._loader
+    assert loader is not None and loader.has_writes and world.scheduler.has_work()
+    world.clock.now += STUCK_S
+    world.step(lambda: 1)
+    assert not loader.has_writes and not world.scheduler.has_work()
