@@ -37,7 +37,7 @@ from tests.gateway.fuzz.conversations import FuzzRequest
 from tests.gateway.routes.openapi.running import Running, running
 from tests.journeys.sdk.sdk_shapes import said, said_by, said_in
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 KILLS = cycles(500, daily=20)
 STOPS = cycles(20, daily=1)
@@ -49,6 +49,8 @@ MAX_RESUMES = 100
 ORPHANS_WAIT_S = 6.0
 """In place of a minute: nothing here takes so long to book."""
 TIMEOUT_S = 60.0
+NOBODY_THERE = (503, 529)
+"""The statuses of a request that was not begun, by surface."""
 USER = {"role": "user", "content": "Go on."}
 TOOL = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "array"}}}
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [USER], "seed": 1}
@@ -111,7 +113,7 @@ class Arena:
 
     def ask(self, asked: FuzzRequest, *, stream: bool) -> speaking.Answer:
         """Ask, and again where no engine was there to begin with."""
-        while (answer := speaking.send(self.http, asked, stream=stream)).status == 503:
+        while (answer := speaking.send(self.http, asked, stream=stream)).status in NOBODY_THERE:
             time.sleep(0.05)
         assert answer.status == 200, answer.content
         self.num_resumed += answer.content.count(RESUMED)

@@ -70,6 +70,10 @@ class ReadStream(msgspec.Struct):
     num_resumed: int = 0
     is_done: bool = False
 
+    @property
+    def num_chars(self) -> int:
+        return len(self.calls) + sum(map(len, self.texts.values()))
+
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
@@ -77,7 +81,7 @@ def stack() -> Iterator[Stack]:
         yield started
 
 
-async def ask(http: httpx.AsyncClient, fields: dict[str, Any]) -> ReadStream:
+async def ask(http: httpx.AsyncClient, fields: dict[str, Any], found: ReadStream) -> ReadStream:
     body = {
         "model": "penny",
         "messages": [{"role": "user", "content": "Tell me of twelve bridges."}],
@@ -87,7 +91,6 @@ async def ask(http: httpx.AsyncClient, fields: dict[str, Any]) -> ReadStream:
         "stream_options": {"include_usage": True},
         **fields,
     }
-    found = ReadStream()
     async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
         assert answer.status_code == 200, await answer.aread()
         async for line in answer.aiter_lines():
@@ -116,17 +119,20 @@ def note(found: ReadStream, chunk: dict[str, Any]) -> None:
 async def test_the_text_is_that_of_an_engine_that_lives(stack: Stack) -> None:
     rng, num_resumed, used = random.Random(3), 0, 0
     async with client(stack) as http:
-        exact = {name: await ask(http, fields) for name, fields in REQUESTS.items()}
+        exact = {name: await ask(http, fields, ReadStream()) for name, fields in REQUESTS.items()}
         assert all(each.is_done for each in exact.values())
         await asyncio.to_thread(wait_idle, stack)
         before = await billed(stack, "usage")
         for _ in range(KILLS):
-            generated = stack.metric("tollgate_generation_tokens")
-            names = rng.sample(sorted(REQUESTS), 4)
-            streams = [asyncio.create_task(ask(http, REQUESTS[name])) for name in names]
-            wanted = generated + rng.randrange(10, 400)
-            is_amid = lambda most=wanted: stack.metric("tollgate_generation_tokens") >= most  # noqa: E731
-            await asyncio.to_thread(stack.wait, "they are amid it", is_amid)
+            names, read = rng.sample(sorted(REQUESTS), 4), [ReadStream() for _ in range(4)]
+            streams = [
+                asyncio.create_task(ask(http, REQUESTS[name], found))
+                for name, found in zip(names, read, strict=True)
+            ]
+            wanted = rng.randrange(20, 1500)
+            async with asyncio.timeout(90):
+                while sum(each.num_chars for each in read) < wanted:
+                    await asyncio.sleep(0.005)
             os.kill(rng.choice(stack.pids("-m engine --")), signal.SIGKILL)
             for name, found in zip(names, await asyncio.gather(*streams), strict=True):
                 num_resumed, used = num_resumed + found.num_resumed, used + found.completion_tokens
