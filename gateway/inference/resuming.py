@@ -141,9 +141,14 @@ class Resumption:
             return None
 
     async def _ask_all(self, route: Route) -> tuple[Outcome | None, bool]:
-        """Return how it went on, and otherwise whether asking again may help."""
-        fleet, call = self._services.fleet, self._call
-        for replica in fleet.order(route, affinity(call.request, call.principal)):
+        """Return how it went on, and otherwise whether asking again may help. Those that an engine
+        took along count each other: they spread over the replicas that are left."""
+        fleet, call, rest = self._services.fleet, self._call, self._handover.rest
+        ordered = fleet.order(route, affinity(call.request, call.principal))
+        routed = fleet.choose(route, ordered, rest, call.priority)
+        if is_there(routed.replicas[0]):
+            routed.send()
+        for replica in routed.replicas:
             if self._delivery.abandoned:
                 return None, False
             if not is_there(replica):
@@ -155,7 +160,7 @@ class Resumption:
                 self._allowance,
                 record=msgspec.structs.replace(self._record, id=uuid7_text()),
                 replica=replica,
-                prepared=self._handover.rest,
+                prepared=rest,
                 handover=self._handover,
                 elsewhere=elsewhere(route.replicas, replica),
             )
