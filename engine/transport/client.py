@@ -186,6 +186,8 @@ class EngineClient:
         """Hears each status as it comes."""
         self._status: ReplicaStatus | None = None
         self._writer: asyncio.StreamWriter | None = None  # while connected
+        self._unsent = bytearray()
+        """Frames of this turn of the loop, which go out with one system call."""
         self._connected = asyncio.Event()
         self._streams = OutputStreams(
             interval_s, on_enough=lambda request_id: self._send_if_open(Abort(request_id))
@@ -315,7 +317,7 @@ class EngineClient:
     def _submit(self, request: EngineRequest) -> None:
         if self._writer is None:
             raise self._unavailable()
-        unread_bytes = self._writer.transport.get_write_buffer_size()
+        unread_bytes = self._writer.transport.get_write_buffer_size() + len(self._unsent)
         if unread_bytes > MAX_WRITE_BUFFER_BYTES:
             raise EngineOverloaded(f"{self._address} does not read: {unread_bytes} bytes wait")
         try:
@@ -326,7 +328,15 @@ class EngineClient:
     def _send(self, message: msgspec.Struct) -> None:
         """Never waits. While away nothing is sent: the engine aborted all that was ours."""
         if self._writer is not None:
-            self._writer.write(encode_frame(message))
+            frame = encode_frame(message)
+            if not self._unsent:
+                asyncio.get_running_loop().call_soon(self._flush)
+            self._unsent += frame
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, bytearray()
+        if unsent and self._writer is not None:
+            self._writer.write(bytes(unsent))
 
     def _send_if_open(self, message: Abort | Pause | Resume) -> None:
         stream = self._streams.get(message.request_id)
@@ -434,6 +444,7 @@ class EngineClient:
         self._connected.clear()
         self._streams.fail(self._unavailable)
         self._left.clear()  # the engine has orphaned them
+        self._flush()
         writer, self._writer = self._writer, None
         return writer
 

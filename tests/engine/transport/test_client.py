@@ -22,6 +22,7 @@ from engine.protocol import (
     ClientMessage,
     OrphanAck,
     OrphanedUsage,
+    Submit,
     Usage,
 )
 from engine.transport.client import EngineClient
@@ -147,13 +148,38 @@ async def test_an_engine_that_does_not_read_is_overloaded(
     await listener.wait_closed()
 
 
+async def test_what_is_said_in_one_turn_goes_out_in_one_write(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await EngineClient.connect((await serve(FakeCore(SMALL))).address, timeout_s=30)
+    assert client._writer is not None
+    sizes: list[int] = []
+    write = client._writer.write
+
+    def noted(data: bytes) -> None:
+        sizes.append(len(data))
+        write(data)
+
+    monkeypatch.setattr(client._writer, "write", noted)
+    asked = [ask(f"r{number}") for number in range(4)]
+    answers = await asyncio.gather(*(collect(client, each) for each in asked))
+    assert [len(text(each)) for each in answers] == [8] * 4
+    assert sizes == [sum(len(encode_frame(Submit(each))) for each in asked)]
+    for each in asked:
+        await client.acknowledge(each.request_id)
+    assert len(sizes) == 1
+    await client.close()
+    acks = sum(len(encode_frame(OrphanAck([each.request_id]))) for each in asked)
+    assert sizes[1:] == [acks], "what was said is sent before it leaves"
+
+
 async def test_a_prompt_too_large_for_a_frame_is_refused(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = await EngineClient.connect((await serve(FakeCore(SMALL))).address, timeout_s=30)
-    monkeypatch.setattr("engine.transport.frames.MAX_FRAME_BYTES", 600)
+    monkeypatch.setattr("engine.transport.frames.MAX_FRAME_BYTES", 6000)
     with pytest.raises(InvalidRequest) as refused:
-        await collect(client, ask(prompt=[1000] * 300))
+        await collect(client, ask(prompt=[1000] * 3000))
     assert refused.value.param == "prompt_token_ids"
     assert await collect(client, ask())
     await client.close()
