@@ -44,21 +44,27 @@ def test_64_at_once_and_a_process_that_is_killed_whose_leases_expire(
 
 
 def test_slices_pass_no_more_with_a_process_that_is_killed(redis_url: str, tmp_path: Path) -> None:
-    found = run(
-        redis_url,
-        tmp_path,
-        Scenario(
-            concurrency=64,
-            scale=640,
-            seconds=6,
-            lease_ttl_s=3,
-            killed_after_s=2,
-            await_expiry=True,
-            with_slices=True,
-        ),
-    )
-    assert found.admitted_ratio <= 1.0, found.ratios
-    assert found.with_steps_ratio <= 1.0 and found.streams_ratio <= 1.0
+    """How many pass by slices depends on the machine: of a busy one a longer story is asked."""
+    for seconds in (6, 12, 24):
+        folder = tmp_path / str(seconds)
+        folder.mkdir()
+        found = run(
+            redis_url,
+            folder,
+            Scenario(
+                concurrency=64,
+                scale=640,
+                seconds=seconds,
+                lease_ttl_s=3,
+                killed_after_s=2,
+                await_expiry=True,
+                with_slices=True,
+            ),
+        )
+        assert found.admitted_ratio <= 1.0, found.ratios
+        assert found.with_steps_ratio <= 1.0 and found.streams_ratio <= 1.0
+        if found.of_slices > 0:
+            break
     assert found.admitted > found.of_slices > 0
 
 
