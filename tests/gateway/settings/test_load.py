@@ -153,7 +153,7 @@ def test_a_model_says_for_itself_what_becomes_of_unknown_fields(tmp_path: Path) 
 def upstream_routes(executor: ThreadPoolExecutor, folder: Path) -> list[Route]:
     settings, threads = load({}, {}), PrepareThreads(executor=executor)
     rest = (threads, unheard, DrainMarks(folder / "drain_marks"), KvIndex(folder / "kv_index"))
-    made = (routes_of(each, settings, (), [None], *rest) for each in settings.models)
+    made = (routes_of(each, settings, (), [None], *rest, ()) for each in settings.models)
     return [route for routes in made for route in routes]
 
 
