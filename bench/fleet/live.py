@@ -5,7 +5,8 @@ of the client's. First one engine has all the cache, then `--replicas` engines h
 each: an agent that is sent to another engine than before finds nothing there, and pushes out what
 others have. What is cached at the end of all turns together would not fit one part.
 
-Counts of tokens do not depend on how busy the machine is; the order of what comes does a little.
+Between two turns an agent does something else for a while (`--pause-s`). The shorter that is, the
+more requests wait, and the more often an engine that has less of a prompt answers sooner.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from gateway.processes import credentials_file
 SHARED_BLOCKS = 3200
 """KV blocks of 16 tokens, of all engines of an installation together."""
 SYSTEM_WORDS, TURN_WORDS, ANSWER_TOKENS = 60, 60, 16
-PAUSE_S = 0.1
 TIMEOUT_S = 300.0
 LEAST_SHARE = 0.9
 CONFIG = """
@@ -59,6 +59,12 @@ def main(command: str, arguments: list[str]) -> int:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--agents", type=int, default=16)
     parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument(
+        "--pause-s",
+        type=float,
+        default=2.0,
+        help="what an agent does between two turns, on average",
+    )
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args(arguments)
     found = {}
@@ -107,14 +113,16 @@ async def talk(url: str, home: Home, asked: argparse.Namespace) -> None:
         async with asyncio.TaskGroup() as agents:
             for number in range(asked.agents):
                 draw = random.Random(f"{asked.seed} {number}")
-                agents.create_task(converse(client, draw, asked.turns))
+                agents.create_task(converse(client, draw, asked.turns, asked.pause_s))
 
 
-async def converse(client: httpx.AsyncClient, draw: random.Random, turns: int) -> None:
+async def converse(
+    client: httpx.AsyncClient, draw: random.Random, turns: int, pause_s: float
+) -> None:
     system = " ".join(WORDS[:SYSTEM_WORDS])
     messages = [{"role": "system", "content": system}]
     for _ in range(turns):
-        await asyncio.sleep(draw.expovariate(1 / PAUSE_S))
+        await asyncio.sleep(draw.expovariate(1 / pause_s))
         text = " ".join(draw.choices(WORDS, k=TURN_WORDS))
         messages.append({"role": "user", "content": text})
         body = {"model": "penny", "messages": messages, "max_tokens": ANSWER_TOKENS}
