@@ -240,6 +240,73 @@ ENGINE = Dashboard(
     ],
     [MODELS],
 )
+FLEET = Dashboard(
+    "tollgate-fleet",
+    "Tollgate: fleet",
+    [
+        Panel(
+            "Choices among engines by reason",
+            [("{{reason}}", rate("tollgate_fleet_routes_total", "reason", where=MODEL))],
+            "reqps",
+        ),
+        Panel(
+            "How far first tokens were from their prediction",
+            p50_p99("tollgate_fleet_prediction_error_seconds", "model", where=MODEL),
+            "s",
+        ),
+        Panel(
+            "Age of statuses at a choice",
+            p50_p99("tollgate_fleet_status_age_seconds", "model", where=MODEL),
+            "s",
+            "At most 0.1 s while engines work, a second while they do not.",
+        ),
+        Panel(
+            "Early rejections",
+            [
+                ("{{lane}}", rate("tollgate_early_rejections_total", "lane", where=MODEL)),
+                (
+                    "{{lane}} tokens",
+                    rate("tollgate_early_rejections_tokens_total", "lane", where=MODEL),
+                ),
+            ],
+            "ops",
+        ),
+        Panel(
+            "Generations that lost their engine",
+            [("{{outcome}}", rate("tollgate_resumes_total", "outcome", where=MODEL))],
+            "ops",
+        ),
+        Panel(
+            "Until they went on",
+            p50_p99("tollgate_resume_gap_seconds", "model", where=MODEL),
+            "s",
+        ),
+        Panel(
+            "Spans of prompts in the index",
+            [("spans", "max(tollgate_fleet_index_entries)")],
+        ),
+        Panel(
+            "How old the index is",
+            [
+                ("lag", "max(tollgate_fleet_index_lag_seconds)"),
+                ("silent", "max(tollgate_fleet_index_silent_seconds)"),
+            ],
+            "s",
+        ),
+        Panel("KV blocks on disk", [("{{model}}", of_model("tollgate_kv_disk_blocks"))]),
+        Panel(
+            "Prompt tokens read from disk",
+            [
+                (
+                    "{{model}}",
+                    rate("tollgate_prefix_cache_disk_hit_tokens", "model", where=MODEL),
+                )
+            ],
+            "ops",
+        ),
+    ],
+    [MODELS],
+)
 GATEWAY = Dashboard(
     "tollgate-gateway",
     "Tollgate: gateway",
@@ -500,7 +567,7 @@ MCP = Dashboard(
     ],
     [SERVERS],
 )
-DASHBOARDS = (SLO, ENGINE, GATEWAY, MONEY, MCP)
+DASHBOARDS = (SLO, ENGINE, FLEET, GATEWAY, MONEY, MCP)
 
 
 def to_json(dashboard: Dashboard) -> str:
