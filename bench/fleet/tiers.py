@@ -19,7 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -92,29 +92,21 @@ def ratios(tiered: Asker, plain: Asker, length: int, turn: int) -> dict[str, tup
     """Return of each case what it took with the disk, over what it took without, and the seconds of
     the first."""
     rng = random.Random(f"{turn}:{length}")
-
-    def prompt() -> list[int]:
-        return [rng.randrange(3, VOCAB) for _ in range(length)]
-
+    prompt = [rng.randrange(3, VOCAB) for _ in range(length)]
     found: dict[str, tuple[float, float]] = {}
-    fresh = prompt()
-    pair = [asker.first_token(fresh)[0] for asker in ((tiered, plain), (plain, tiered))[turn % 2]]
-    with_s, without_s = pair if turn % 2 == 0 else pair[::-1]
-    found["fresh"] = with_s / without_s, with_s
-    for _ in range(2):
-        tiered.first_token(fresh)
-    for case in ("again", "slow"):
-        tiered.evict()
-        plain.evict()
-        without_s, _ = plain.first_token(fresh)
+    for case in ("fresh", "again", "slow"):
+        seconds: dict[Asker, float] = {}
+        for asker in (tiered, plain) if turn % 2 else (plain, tiered):
+            with slow_reads() if case == "slow" and asker is tiered else nullcontext():
+                seconds[asker], usage = asker.first_token(prompt)
+            if case == "again" and asker is tiered:
+                found["read"] = float(usage.tier_tokens), seconds[asker]
+        found[case] = seconds[tiered] / seconds[plain], seconds[tiered]
         if case == "slow":
-            with slow_reads():
-                with_s, _ = tiered.first_token(fresh)
-                time.sleep(SLOW_S)  # its last reads end
-        else:
-            with_s, usage = tiered.first_token(fresh)
-            found["read"] = float(usage.tier_tokens), with_s
-        found[case] = with_s / without_s, with_s
+            time.sleep(SLOW_S)  # its last reads end
+        for asker in (tiered, plain):
+            asker.first_token(prompt)  # so that it is worth keeping
+            asker.evict()
     return found
 
 
