@@ -37,9 +37,6 @@ STUCK_S = 10.0
 class BlockCopier(Protocol):
     """Copies whole blocks of the pool, all layers of each, out of it and into it."""
 
-    @property
-    def block_bytes(self) -> int: ...
-
     def gather(self, blocks: Items[int], rows: NDArray[np.uint8]) -> Callable[[], None]:
         """Begin to fill `rows` [blocks, block_bytes]. The result returns when they are filled; the
         blocks may be written to before."""

@@ -181,11 +181,6 @@ class DiskTier:
         return 0 if self._is_off else len(self._store)
 
     @property
-    def num_bytes(self) -> int:
-        """Return what its files take."""
-        return self._store.num_bytes
-
-    @property
     def record_bytes(self) -> int:
         return self._form.record_bytes
 

@@ -105,8 +105,6 @@ class MemoryTier:
 class TextCopier:
     """Copies between a world's memory and rows."""
 
-    block_bytes = 1
-
     def __init__(self, world: World) -> None:
         self.memory = world.memory
 
