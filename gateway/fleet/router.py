@@ -212,9 +212,11 @@ class Fleet:
         replicas: Sequence[Replica],
         prepared: PreparedRequest,
         priority: Priority,
+        affinity: bytes | None = None,
     ) -> RoutedRequest:
-        """Predict for a request, and let the soonest engine be the first. `replicas`: of the
-        route, as `order` has them; `prepared`: by the first of them."""
+        """Predict for a request, and let the soonest engine be the first; with an affinity, the
+        one that it leads to. `replicas`: of the route, as `order` has them; `prepared`: by the
+        first of them."""
         able = [each for each in replicas if is_viewed(each)]
         if not able:
             known = [each.predicted_ttft_s(prepared, priority) for each in replicas]
@@ -230,6 +232,8 @@ class Fleet:
         choice, order = None, [0]
         if len(replicas) > 1:
             choice = choose(candidates)
+            if affinity is not None:
+                choice = Choice(tuple(range(len(able))), "key", choice.candidates)
             order = [*choice.order]
             best = [able[at] for at in order]
             replicas = [*best, *(each for each in replicas if each not in best)]

@@ -27,10 +27,10 @@ RECENT_SHARE, MOST_RECENT_SHARE = 0.02, 1.0
 they are for a part of it, this over the square of that part."""
 TIE_S = 0.002
 
-RouteReason = Literal["only", "cached", "least_work", "spread"]
-"""Why a replica is first. only: there is no other. cached: it is the soonest, and has more of the
-prompt than another. least_work: it is the soonest. spread: another is as soon or sooner, where more
-is held up or more was done lately."""
+RouteReason = Literal["cached", "least_work", "spread", "key"]
+"""Why a replica is first. cached: it is the soonest, and has more of the prompt than another.
+least_work: it is the soonest. spread: another is as soon or sooner, where more is held up or more
+was done lately. key: the client's key leads there."""
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):

@@ -105,7 +105,8 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
     if call.principal.spend_caps:
         call = msgspec.structs.replace(call, request=under_a_cap(call.request))
     route = services.fleet.resolve(call.request.model, call.principal)
-    replicas = services.fleet.order(route, affinity(call.request, call.principal))
+    key = affinity(call.request, call.principal)
+    replicas = services.fleet.order(route, key)
     stages = call.meter.stages
     with stages.begin("prepare", replicas[0].name):
         prepared = await replicas[0].prepare(
@@ -113,7 +114,7 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
         )
     if delivery.abandoned:
         return
-    routed = services.fleet.choose(route, replicas, prepared, call.priority)
+    routed = services.fleet.choose(route, replicas, prepared, call.priority, key)
     refuse_what_comes_too_late(call, routed, prepared.input_tokens)
     send_where_routed(call, routed)
     replicas = routed.replicas

@@ -19,7 +19,8 @@ class FleetMetrics:
             "fleet_routes",
             "Requests of models with several engines by why theirs was chosen: cached (the "
             "soonest, with more of the prompt cached than another), least_work (the soonest), "
-            "spread (another is as soon, where more is held up or more was done lately).",
+            "spread (another is as soon, where more is held up or more was done lately), key (the "
+            "client's cache key leads there).",
             *("model", "reason"),
             do="Few `cached` with prompts that repeat: the caches are too small, or the index is "
             "away. `tollgate requests show` says what was predicted of each replica.",

@@ -129,6 +129,16 @@ async def test_the_one_that_was_sent_the_prompt_is_asked_again(make: Make) -> No
     assert " with " in explain(found.choice, [each.name for each in found.replicas])
 
 
+async def test_a_clients_key_leads_to_its_engine(make: Make) -> None:
+    fleet, route = make(3)
+    hear(route.replicas, 0, 1000, 0)
+    prepared = await route.replicas[0].prepare(LONG)
+    order = fleet.order(route, b"key")
+    found = fleet.choose(route, order, prepared, PRIORITY, b"key")
+    assert [*found.replicas] == [*order]
+    assert found.choice is not None and found.choice.reason == "key"
+
+
 async def test_predictions_are_corrected_by_how_they_turned_out(make: Make) -> None:
     fleet, route = make(2)
     hear(route.replicas, 1000, 1000)
