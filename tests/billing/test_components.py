@@ -59,6 +59,7 @@ def test_the_gateway_meters_every_component() -> None:
         and isinstance(node.func, ast.Name)
         and node.func.id == "Quantities"
         for argument in node.keywords
+        if argument.arg is not None
     }
     assert metered == set(COMPONENTS)
 
