@@ -7,6 +7,7 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -191,13 +192,14 @@ def up(**flags: Flags) -> None:
 def _compile_kernels(settings: Settings) -> None:
     """Begin what engines wait for at a first start, while this process is still importing."""
     if any(model.starts_engine for model in settings.models):
-        subprocess.Popen(
+        compiler = subprocess.Popen(
             [sys.executable, "-m", KERNEL_COMPILER],
             env=engine_environment(own_environment(), settings),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+        threading.Thread(target=compiler.wait, name="kernel compiler", daemon=True).start()
 
 
 @tollgate.command()
