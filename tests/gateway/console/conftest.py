@@ -16,13 +16,18 @@ be in the way of all tests that have another.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.databases import Databases
@@ -30,8 +35,12 @@ from tests.gateway.conftest import be_patient
 from tests.gateway.console.seeds import sow
 from tests.gateway.console.server import ConsoleServer, serving
 
+log = logging.getLogger(__name__)
+
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 WIDE, NARROW = {"width": 1360, "height": 960}, {"width": 390, "height": 844}
+CLOSE_S = 60.0
+"""Closing a tab takes some hundredths of a second."""
 Visit = Callable[..., Any]
 BROWSER = ThreadPoolExecutor(1, thread_name_prefix="browser")
 
@@ -42,7 +51,7 @@ def in_browser_thread(work: Callable[..., Any], /, *arguments: Any, **named: Any
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if "chromium" not in pyfuncitem.fixturenames:
+    if "playwright" not in pyfuncitem.fixturenames:
         return None
     named = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     in_browser_thread(pyfuncitem.obj, **named)
@@ -67,15 +76,12 @@ def patient_server(patient: None) -> None:
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
+def playwright() -> Iterator[Any]:
     if not Path(CHROMIUM).exists():
         pytest.skip("there is no Chromium (apt-get install chromium)")
-    playwright = in_browser_thread(begin_playwright)
-    options = ["--no-sandbox"] if os.geteuid() == 0 else []
-    browser = in_browser_thread(playwright.chromium.launch, executable_path=CHROMIUM, args=options)
-    yield browser
-    in_browser_thread(browser.close)
-    in_browser_thread(playwright.stop)
+    started = in_browser_thread(begin_playwright)
+    yield started
+    in_browser_thread(started.stop)
 
 
 def begin_playwright() -> Any:
@@ -84,13 +90,27 @@ def begin_playwright() -> Any:
     return sync_playwright().start()
 
 
+@pytest.fixture(scope="session")
+def launch(playwright: Any) -> Callable[[], Any]:
+    options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    return partial(playwright.chromium.launch, executable_path=CHROMIUM, args=options)
+
+
+@pytest.fixture(scope="session")
+def chromium(launch: Callable[[], Any]) -> Iterator[Any]:
+    browser = in_browser_thread(launch)
+    yield browser
+    in_browser_thread(browser.close)
+
+
 class Contexts:
-    """Lends contexts of the browser. One that was given back is lent again, without cookies: a new
+    """Lends contexts of a browser. One that was given back is lent again, without cookies: a new
     one, whose first page gets a process of its own, takes four times what a page takes in an old
     one. What a tab stored goes with the tab."""
 
-    def __init__(self, browser: Any) -> None:
-        self._browser = browser
+    def __init__(self, launch: Callable[[], Any]) -> None:
+        self._launch = launch
+        self._browser: Any = None
         self._free: dict[str, list[Any]] = {}
         self._lent: list[tuple[str, Any]] = []
 
@@ -101,25 +121,61 @@ class Contexts:
         if free:
             context = free.pop()
         else:
+            if self._browser is None:
+                self._browser = self._launch()
             context = self._browser.new_context(**options)
             context.new_page().goto(f"{url}/health/live")  # stays, and with it its process
         self._lent.append((named, context))
         return context
 
     def take_back(self) -> None:
-        """Take back all that are lent."""
-        for named, context in self._lent:
-            _, *opened = context.pages
-            for tab in opened:
-                tab.close()
-            context.clear_cookies()
-            self._free[named].append(context)
-        self._lent.clear()
+        """Take back all that are lent. A browser that does not close a tab in CLOSE_S hangs: its
+        processes are killed, and who lends next gets another browser."""
+        from playwright.sync_api import Error
+
+        hangs = threading.Event()
+
+        def end_browser() -> None:
+            hangs.set()
+            kill_browsers()
+
+        timer = threading.Timer(CLOSE_S, end_browser)
+        timer.start()
+        try:
+            for named, context in self._lent:
+                _, *opened = context.pages
+                for tab in opened:
+                    tab.close()
+                context.clear_cookies()
+                self._free[named].append(context)
+        except (Error, ValueError):
+            if not hangs.is_set():
+                raise
+            log.warning("Chromium hung while it closed a tab: another one is started")
+            self._browser = None
+            self._free.clear()
+        finally:
+            timer.cancel()
+            self._lent.clear()
+
+    def close(self) -> None:
+        if self._browser is not None:
+            self._browser.close()
+
+
+def kill_browsers() -> None:
+    """Kill what this process has started of Chromium."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "chromium" in child.name():
+                child.kill()
 
 
 @pytest.fixture(scope="session")
-def kept_contexts(chromium: Any) -> Contexts:
-    return Contexts(chromium)
+def kept_contexts(launch: Callable[[], Any]) -> Iterator[Contexts]:
+    contexts = Contexts(launch)
+    yield contexts
+    in_browser_thread(contexts.close)
 
 
 @pytest.fixture
