@@ -152,7 +152,9 @@ class Fleet:
         self._clock = clock
         self._rng = rng or random.Random()
         self._failures: dict[Replica, Failures] = {}
-        self._errors: dict[str, PredictionError] = {}
+        self._errors: dict[tuple[str, Lane], PredictionError] = {}
+        """By model and lane: what comes of a backlog of batches says nothing of who goes before it.
+        """
         """By model."""
 
     @property
@@ -165,7 +167,7 @@ class Fleet:
         self._routes = {route.model: route for route in routes}
         served = set(self._replicas())
         self._failures = {each: it for each, it in self._failures.items() if each in served}
-        self._errors = {model: it for model, it in self._errors.items() if model in self._routes}
+        self._errors = {key: it for key, it in self._errors.items() if key[0] in self._routes}
 
     def resolve(self, model: str, principal: Principal) -> Route:
         """Raises UnknownModel, for what is not served and for what it may not use alike."""
@@ -223,7 +225,7 @@ class Fleet:
             soonest = [each for each in known if each is not None]
             least_s = min(soonest) if len(soonest) == len(known) else None
             return RoutedRequest(replicas=replicas, least_s=least_s)
-        error = self._errors.setdefault(route.model, PredictionError())
+        error = self._errors.setdefault((route.model, priority.lane), PredictionError())
         if len(replicas) > 1:
             able = [each for each in able if not self._is_failing(each, each.health())] or able
         cached = able[0].cached_tokens(prepared, able)

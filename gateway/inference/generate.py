@@ -116,12 +116,12 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
         return
     routed = services.fleet.choose(route, replicas, prepared, call.priority, key)
     refuse_what_comes_too_late(call, routed, prepared.input_tokens)
-    send_where_routed(call, routed)
     replicas = routed.replicas
     record = new_attempt(call, services.price_book)
     with stages.begin("admit"):
         admission = await reserve(services.limiter, call, prepared, record)
     delivery.admitted(admission.state)
+    send_where_routed(call, routed)
     allowance = Allowance(services.limiter, admission, services.tasks, sleep=asyncio.sleep)
     outcome = NOTHING_RAN
     try:
@@ -169,7 +169,7 @@ def check_in_time(predicted_s: float, latest_s: float | None) -> None:
 
 
 def send_where_routed(call: GenerationCall, routed: RoutedRequest) -> None:
-    """Let all workers count the request, and note why it goes where it goes."""
+    """Let all workers count the request, which is admitted, and note why it goes where it goes."""
     routed.send()
     meter = call.meter
     meter.on_first_token = routed.came
@@ -233,7 +233,7 @@ async def attempt_in_order(
                 record=record,
                 replica=replica,
                 prepared=prepared,
-                elsewhere=elsewhere(replicas, replica),
+                elsewhere=elsewhere(order[position + 1 :], replica),
             ).run()
         except ReplicaUnavailable as error:
             outcome = Outcome(failure=error)

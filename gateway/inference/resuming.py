@@ -106,6 +106,7 @@ class Resumption:
     ) -> None:
         self._services, self._call, self._delivery = services, call, delivery
         self._allowance, self._handover = allowance, handover
+        self._is_counted = False
         prices = prices_at(record.prices, handover.usage.prompt_tokens)
         self._record = msgspec.structs.replace(record, prices=prices)
 
@@ -146,7 +147,8 @@ class Resumption:
         fleet, call, rest = self._services.fleet, self._call, self._handover.rest
         ordered = fleet.order(route, affinity(call.request, call.principal))
         routed = fleet.choose(route, ordered, rest, call.priority)
-        if is_there(routed.replicas[0]):
+        if not self._is_counted and is_there(routed.replicas[0]):
+            self._is_counted = True  # once, however often they are asked
             routed.send()
         for replica in routed.replicas:
             if self._delivery.abandoned:
