@@ -185,7 +185,7 @@ def check_drainable(found: FleetReplica) -> None:
     if found.route.kind != "engine":
         raise InvalidField("drained", "an upstream is not drained; take it out of its model")
     others = (each.health() for each in found.route.replicas if each is not found.replica)
-    if all(each.is_drained for each in others):
+    if all(each.is_drained or not each.available for each in others):
         raise InvalidField("drained", f"no other replica of {found.route.model} takes requests")
 
 
