@@ -222,6 +222,7 @@ class KvIndexWriter:
     def _create(self, capacity: int) -> Words:
         """Make an empty table in a file that has no name yet that readers know."""
         self._fresh = self._path.with_name(f"{self._path.name}.new")
+        self._fresh.unlink(missing_ok=True)  # it may be the one that is mapped: not to be emptied
         with self._fresh.open("w+b") as file:
             os.posix_fallocate(file.fileno(), 0, table_bytes(capacity))
             mapped = mmap.mmap(file.fileno(), table_bytes(capacity))
