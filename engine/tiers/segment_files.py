@@ -93,25 +93,27 @@ class SegmentFile:
 def open_folder(root: Path, form: SegmentFormat, write: Write = os.pwrite) -> SegmentFolder:
     """Return the first folder of a layout that nobody has. Raises OSError."""
     root.mkdir(parents=True, exist_ok=True)
-    _remove_unused(root)
+    layout = form.layout.hex()[:16]
+    _remove_unused(root, but=layout)
     for number in range(MAX_FOLDERS):
         try:
-            return SegmentFolder(root / f"{form.layout.hex()[:16]}-{number}", form, write)
+            return SegmentFolder(root / f"{layout}-{number}", form, write)
         except FolderInUse:
             continue
     raise FolderInUse(errno.EBUSY, f"{MAX_FOLDERS} other engines use it")
 
 
-def _remove_unused(root: Path) -> None:
+def _remove_unused(root: Path, but: str) -> None:
+    """Remove folders of other layouts. `but`: the layout whose folders stay, in use or not."""
     for path in root.iterdir():
         lock = path / _LOCK
-        if not _FOLDER.fullmatch(path.name) or not lock.exists():
-            continue
-        if time.time() - lock.stat().st_mtime < UNUSED_S:
+        if not _FOLDER.fullmatch(path.name) or path.name.startswith(but):
             continue
         try:
+            if time.time() - lock.stat().st_mtime < UNUSED_S:
+                continue
             fd = _lock(lock)
-        except FolderInUse:
+        except (FolderInUse, FileNotFoundError):  # the second: another engine has just removed it
             continue
         log.info("%s, which no engine used for a day, is removed", path)
         shutil.rmtree(path, ignore_errors=True)
@@ -188,7 +190,9 @@ class SegmentFolder:
             probe.remove()
 
     def create(self, number: int) -> SegmentFile:
-        """Return a new, empty segment."""
+        """Return a new, empty segment. The lock's time says then that the folder is in use, also
+        after a kill."""
+        os.utime(self._lock_fd)
         path = self.path / f"{number:010d}.kv"
         segment = SegmentFile(path, _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), number, [])
         try:

@@ -180,6 +180,18 @@ def test_what_no_engine_used_for_a_day_is_removed(open_tier: Opens) -> None:
     }
 
 
+def test_an_engine_that_was_killed_after_days_finds_what_it_wrote(open_tier: Opens) -> None:
+    """Its lock is as old as its start, or as its last segment."""
+    tier = open_tier()
+    put(tier, [7])
+    settle(tier, lambda: tier.num_written == 1)
+    folder = tier.folder
+    tier.close()
+    os.utime(folder / "lock", (0, 0))
+    again = open_tier()
+    assert again.folder == folder and again.has(digest_of(7))
+
+
 def test_refuses_a_folder_that_cannot_be_used(open_tier: Opens, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"kv_disk .*file/kv: Not a directory"):
