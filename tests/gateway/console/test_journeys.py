@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
+import signal
 from collections.abc import Callable
 
 import httpx
+import psutil
+import pytest
 from playwright.sync_api import expect
 
-from tests.gateway.console.conftest import Visit
+from tests.gateway.console import conftest
+from tests.gateway.console.conftest import Contexts, Visit
 from tests.gateway.console.seeds import HOSTILE, MANY
 from tests.gateway.console.server import PASSWORD, ConsoleServer
 
@@ -222,3 +227,17 @@ def test_filters_answer_at_once_and_the_back_button_goes_back(visit: Visit) -> N
     tab.wait_for_load_state("networkidle")
     tab.go_back()
     tab.wait_for_url("**/console/keys")
+
+
+def test_a_browser_that_hangs_is_replaced(
+    visit: Visit, contexts: Contexts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs a minute, and no other test anything."""
+    monkeypatch.setattr(conftest, "CLOSE_S", 3.0)
+    visit("little", "owner", "/console/keys")
+    for child in psutil.Process().children(recursive=True):
+        if "chromium" in child.name() and child.parent().name() != child.name():
+            os.kill(child.pid, signal.SIGSTOP)
+    contexts.take_back()
+    tab = visit("little", "owner", "/console/keys")
+    expect(tab.get_by_role("main")).to_be_visible()
