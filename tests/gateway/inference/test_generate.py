@@ -56,20 +56,6 @@ from tests.gateway.office import (
 )
 
 
-@pytest.fixture
-async def spool(tmp_path: Path) -> AsyncIterator[Spool]:
-    spool = await Spool.open(tmp_path / "spool")
-    yield spool
-    await spool.shutdown()
-
-
-@pytest.fixture
-async def tasks() -> AsyncIterator[TaskSet]:
-    tasks = TaskSet()
-    yield tasks
-    await tasks.close()
-
-
 class SilentEncoder(PlainEncoder):
     """Shows nothing before the end, as for an answer in one piece."""
 

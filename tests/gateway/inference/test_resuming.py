@@ -8,7 +8,6 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -80,20 +79,6 @@ class MortalEngine(FakeEngine):
             while not self.connected:
                 await asyncio.sleep(0.002)
         return self.status
-
-
-@pytest.fixture
-async def spool(tmp_path: Path) -> AsyncIterator[Spool]:
-    spool = await Spool.open(tmp_path / "spool")
-    yield spool
-    await spool.shutdown()
-
-
-@pytest.fixture
-async def tasks() -> AsyncIterator[TaskSet]:
-    tasks = TaskSet()
-    yield tasks
-    await tasks.close()
 
 
 def core_of(tokenizer: Tokenizer) -> FakeCore:
