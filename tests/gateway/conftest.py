@@ -11,8 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from tokenizers import decoders, models, pre_tokenizers
 
 from billing.ledger import spend_totals
+from billing.spool.spool import Spool
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from foundation.tasks import TaskSet
 from gateway.app import create as product
 from gateway.auth import cors_origins
 from gateway.auth.bearer import access_tokens, key_reader, revocations
@@ -126,3 +128,17 @@ def tokenizer(model_folder: Path) -> Tokenizer:
 @pytest.fixture(scope="session")
 def template(model_folder: Path) -> ChatTemplate:
     return ChatTemplate.load(model_folder)
+
+
+@pytest.fixture
+async def spool(tmp_path: Path) -> AsyncIterator[Spool]:
+    spool = await Spool.open(tmp_path / "spool")
+    yield spool
+    await spool.shutdown()
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[TaskSet]:
+    tasks = TaskSet()
+    yield tasks
+    await tasks.close()

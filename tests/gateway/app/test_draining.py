@@ -8,10 +8,10 @@ import pytest
 
 from gateway.fleet.errors import ReplicaLost
 from gateway.inference.generate import drain
-from tests.gateway.inference.test_generate import open_office, spool, tasks
+from tests.gateway.inference.test_generate import open_office
 from tests.gateway.office import ScriptedReplica, read
 
-__all__ = ["open_office", "spool", "tasks"]
+__all__ = ["open_office"]
 """Fixtures."""
 
 

@@ -47,11 +47,11 @@ from gateway.wire.openai_responses.answer import begun
 from gateway.wire.openai_responses.from_responses import own_items, read_response, to_generate
 from gateway.wire.openai_responses.to_responses import ResponseEncoder
 from tests.billing.samples import an_attempt, an_event
-from tests.gateway.inference.test_generate import open_office, spool, tasks
+from tests.gateway.inference.test_generate import open_office
 from tests.gateway.office import PLAN, Office, ScriptedReplica
 from tests.gateway.responses.test_store import LIFETIME_S, SECRET
 
-__all__ = ["open_office", "spool", "tasks"]
+__all__ = ["open_office"]
 BODY = b'{"model": "m", "input": "hello", "background": true}'
 
 

@@ -4,8 +4,6 @@ for."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -40,13 +38,6 @@ class Switch:
 
 def route(kind: ModelKind, *replicas: Switch) -> Route:
     return Route(model=replicas[0].name, kind=kind, replicas=cast(tuple[Replica, ...], replicas))
-
-
-@pytest.fixture
-async def spool(tmp_path: Path) -> AsyncIterator[Spool]:
-    opened = await Spool.open(tmp_path / "spool")
-    yield opened
-    await opened.shutdown()
 
 
 async def test_every_engine_is_waited_for_once(redis: redis.asyncio.Redis, spool: Spool) -> None:
