@@ -4,10 +4,12 @@ is computed sooner.
 
 from __future__ import annotations
 
+import errno
 import logging
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from engine.config import EngineConfig, ResolvedConfig
 from engine.core.kv_layout import HASHES, layout_digest
@@ -22,17 +24,23 @@ from engine.scheduling.prefix_loader import PrefixLoader
 from engine.scheduling.step_plan import ScheduledSequence, SchedulerOutput
 from engine.sequence import Sequence as EngineSequence
 from engine.tiers.buffers import PAGE_BYTES
-from engine.tiers.disk import DiskTier
+from engine.tiers.disk import DiskTier, log_off
 from engine.tiers.policy import PrefillCosts
 
 log = logging.getLogger(__name__)
 
 MEASURED_TOKENS = 256
 """The tokens of a measured step; eight times as many lie before those of the second one."""
+NEVER_WORKS = {
+    *(errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP),
+    errno.EBUSY,  # as many engines as may share a path do
+}
+"""They say that a path is wrong. All others may be over at the next start: a disk that is full,
+read-only or broken."""
 
 
 def check_disk(config: EngineConfig) -> None:
-    """Raise a ConfigError before the weights are loaded, if nothing can be written there."""
+    """Raise a ConfigError before the weights are loaded, if nothing can ever be kept there."""
     if config.kv_disk is None:
         return
     if not config.prefix_caching:
@@ -41,8 +49,8 @@ def check_disk(config: EngineConfig) -> None:
         config.kv_disk.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=config.kv_disk) as file:
             file.write(bytes(PAGE_BYTES))
-    except OSError as error:
-        raise ConfigError(f"kv_disk {config.kv_disk}: {error.strerror}") from error
+    except OSError as error:  # of a disk that is full or broken, `open_loader` tells
+        _refuse_what_never_works(config.kv_disk, error)
 
 
 def open_loader(
@@ -51,8 +59,9 @@ def open_loader(
     cache: PrefixCache,
     costs: Callable[[], PrefillCosts],
 ) -> PrefixLoader | None:
-    """Return what brings prefixes from the disk; None where none is asked for. Raises ConfigError.
-    layers: of all models whose KV the blocks hold. costs: as they are known by now."""
+    """Return what brings prefixes from the disk; None where none is asked for, or the disk fails.
+    Raises ConfigError. layers: of all models whose KV the blocks hold. costs: as they are known by
+    now."""
     config = resolved.config
     if config.kv_disk is None:
         return None
@@ -62,17 +71,24 @@ def open_loader(
         raise ConfigError("kv_disk is not supported for a model with a sliding window")
     copier = KVBlockCopier(layers)
     try:
-        layout = layout_digest(resolved, copier.block_bytes, config.kv_disk / HASHES)
+        tier = DiskTier(
+            config.kv_disk,
+            max_bytes=config.kv_disk_bytes,
+            layout=layout_digest(resolved, copier.block_bytes, config.kv_disk / HASHES),
+            payload_bytes=copier.block_bytes,
+            min_blocks=-(-resolved.max_model_len // resolved.block_size),
+        )
     except OSError as error:
-        raise ConfigError(f"kv_disk {config.kv_disk}: {error.strerror}") from error
-    tier = DiskTier(
-        config.kv_disk,
-        max_bytes=config.kv_disk_bytes,
-        layout=layout,
-        payload_bytes=copier.block_bytes,
-        min_blocks=-(-resolved.max_model_len // resolved.block_size),
-    )
+        _refuse_what_never_works(config.kv_disk, error)
+        log_off(config.kv_disk, error)
+        return None
     return PrefixLoader(cache, tier, copier, costs)
+
+
+def _refuse_what_never_works(path: Path, error: OSError) -> None:
+    """Raise a ConfigError if it is the path that is wrong, and not its disk."""
+    if error.errno in NEVER_WORKS:
+        raise ConfigError(f"kv_disk {path}: {error.strerror}") from error
 
 
 def measure_prefill(runner: ModelRunner | EncoderRunner, resolved: ResolvedConfig) -> PrefillCosts:

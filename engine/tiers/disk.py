@@ -117,9 +117,9 @@ class DiskTier:
         segment_bytes: int = SEGMENT_BYTES,
         write: Write = os.pwrite,
     ) -> None:
-        """Raises ConfigError naming the option when the path cannot be used as asked. layout: 32
-        bytes. payload_bytes: of a block. min_blocks: those of the longest sequence. segment_bytes:
-        at most."""
+        """Raises ConfigError naming the option where it asks for too little, OSError where nothing
+        can be kept at the path. layout: 32 bytes. payload_bytes: of a block. min_blocks: those of
+        the longest sequence. segment_bytes: at most."""
         self.path = path
         self._form = form = SegmentFormat(layout, payload_bytes)
         segment_bytes = min(segment_bytes, max_bytes // MIN_SEGMENTS)
@@ -148,15 +148,18 @@ class DiskTier:
         self._writes: SimpleQueue[tuple[Buffer, Sequence[bytes], Callable[[], None]] | None]
         self._writes = SimpleQueue()
         self._reads: SimpleQueue[_Job | None] = SimpleQueue()
-        folder = None
+        folder = open_folder(path, form, write)
         try:
-            folder = open_folder(path, form, write)
             self._measured = ReadCosts(*folder.measure(num_records, NUM_READERS))
-            self._store = SegmentStore(folder, form, capacity=capacity, max_segments=max_segments)
-        except OSError as error:
-            if folder is not None:
-                folder.close()
-            raise ConfigError(f"kv_disk {path}: {error.strerror}") from error
+            self._store = SegmentStore(
+                *(folder, form),
+                capacity=capacity,
+                max_segments=max_segments,
+                max_bytes=max_bytes,
+            )
+        except BaseException:
+            folder.close()
+            raise
         self.folder = folder.path
         self._learnt, self._learnt_s = self._measured, time.monotonic()
         self._threads = [
@@ -276,7 +279,7 @@ class DiskTier:
             try:
                 wait()
                 self._write(buffer, digests)
-            except OSError as error:
+            except Exception as error:
                 self._turn_off(error)
             with self._changed:
                 self._pending.difference_update(digests)
@@ -305,7 +308,7 @@ class DiskTier:
             try:
                 if buffer is not None:
                     num_good = self._read(job.run, buffer)
-            except OSError as error:
+            except Exception as error:
                 self._turn_off(error)
             self._end(job, buffer, num_good, time.perf_counter() - started_s)
 
@@ -352,12 +355,20 @@ class DiskTier:
         self._learnt = self.costs.learn(num_bytes, together_s)
         self._learnt_s = time.monotonic()
 
-    def _turn_off(self, error: OSError) -> None:
+    def _turn_off(self, error: Exception) -> None:
         with self._changed:
             if self._is_off:
                 return
             self._is_off = True
-        log.error(
-            "kv_disk %s is off until the engine starts again (%s): prompts are computed",
-            *(self.path, error.strerror),
-        )
+        log_off(self.path, error)
+
+
+def log_off(path: Path, error: Exception) -> None:
+    """Say, once, that nothing is kept at a path, and why: with a trace, where it is not the
+    disk."""
+    of_disk = error if isinstance(error, OSError) else None
+    log.error(
+        "kv_disk %s is off until the engine starts again (%s): prompts are computed",
+        *(path, repr(error) if of_disk is None else of_disk.strerror),
+        exc_info=error if of_disk is None else None,
+    )

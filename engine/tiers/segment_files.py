@@ -60,34 +60,31 @@ class SegmentFile:
         self.last_used = number
         """A tick of the tier's clock of uses."""
         self._num_readers = 0
-        self._is_removed = False
+        self._is_dropped = False
 
     def pin(self) -> None:
         """Keep the file open for a reader, removed or not."""
         self._num_readers += 1
 
-    def unpin(self) -> None:
+    def unpin(self) -> bool:
+        """End a pin; whether the file is nobody's now, and for the caller to `discard`."""
         self._num_readers -= 1
-        self._close_if_done()
+        return self._is_dropped and not self._num_readers
 
-    def remove(self) -> None:
-        """Unlink the file; it is closed when its last reader is done."""
-        self.path.unlink(missing_ok=True)
-        self._is_removed = True
-        self._close_if_done()
+    def drop(self) -> bool:
+        """Give the file up: nobody pins it from now on. Returns as `unpin`."""
+        self._is_dropped = True
+        return not self._num_readers
 
-    def close(self) -> None:
-        self._is_removed = True
-        self._close_if_done()
+    def discard(self) -> None:
+        """Close the file. What is unlinked leaves the disk here, which takes its time: no lock that
+        a step may want is to be held."""
+        os.close(self.fd)
+        self.fd = -1
 
     def read_at(self, memory: memoryview, offset: int) -> int:
         """Fill `memory`, whole pages; how many bytes the file had."""
         return os.preadv(self.fd, [memory], offset)
-
-    def _close_if_done(self) -> None:
-        if self._is_removed and not self._num_readers and self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
 
 
 def open_folder(root: Path, form: SegmentFormat, write: Write = os.pwrite) -> SegmentFolder:
@@ -187,7 +184,8 @@ class SegmentFolder:
             probe.read_at(memories[0][:record_bytes], 0)
             return time.perf_counter() - started_s, num_parts * part / parts_s
         finally:
-            probe.remove()
+            self.unlink(probe)
+            probe.discard()
 
     def create(self, number: int) -> SegmentFile:
         """Return a new, empty segment. The lock's time says then that the folder is in use, also
@@ -198,9 +196,14 @@ class SegmentFolder:
         try:
             self.write_text(segment, self._form.header(number), 0)
         except OSError:
-            segment.remove()
+            self.unlink(segment)
+            segment.discard()
             raise
         return segment
+
+    def unlink(self, segment: SegmentFile) -> None:
+        """Remove the name of a segment, which may still be read."""
+        segment.path.unlink(missing_ok=True)
 
     def seal(self, segment: SegmentFile) -> None:
         """Write the footer behind the records."""
@@ -238,7 +241,8 @@ class SegmentFolder:
                 self.seal(segment)
         if segment.digests:
             return segment
-        segment.remove()
+        self.unlink(segment)
+        segment.discard()
         return None
 
 

@@ -1,8 +1,9 @@
 """Finds records by their digests in a bounded number of segments, and makes room for new ones.
 
-One segment is appended to, the others are sealed. When there are as many as may be, the coldest one
-is removed: what was read of it since it was written is written anew, up to a part of a segment, and
-the rest is dropped. So the files never take more than was allowed.
+One segment is appended to, the others are sealed. When there is no room for one more, the coldest
+one is removed: what was read of it since it was written is written anew, up to a part of a segment,
+and the rest is dropped. So the files never take more than is allowed, also after more was allowed
+to who wrote them.
 
 Appending is for one thread; all else is thread-safe.
 """
@@ -19,6 +20,8 @@ from engine.tiers.segments import SegmentFormat
 
 REWRITTEN_PART = 8
 """One part in so many of a segment is written anew when it is removed, at most."""
+FORGOTTEN_AT_ONCE = 256
+"""Records that leave the index while the lock is held, which a step may wait for."""
 _SLOT_BITS = 32
 
 
@@ -34,14 +37,22 @@ class SegmentStore:
     """The records of a folder. Damaged ones are found when they are read, not here."""
 
     def __init__(
-        self, folder: SegmentFolder, form: SegmentFormat, *, capacity: int, max_segments: int
+        self,
+        folder: SegmentFolder,
+        form: SegmentFormat,
+        *,
+        capacity: int,
+        max_segments: int,
+        max_bytes: int,
     ) -> None:
-        """capacity: records of a segment. max_segments: two at least. Raises OSError."""
-        assert capacity >= 1 and max_segments >= 2
+        """capacity: records of a new segment. max_segments, max_bytes: of all segments; two at
+        least, and room for two. Raises OSError."""
+        assert capacity >= 1 and max_segments >= 2 and max_bytes >= 2 * form.sealed_bytes(capacity)
         self._folder = folder
         self._form = form
         self._capacity = capacity
         self._max_segments = max_segments
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._segments: dict[int, SegmentFile] = {}
         self._place_of: dict[bytes, int] = {}
@@ -53,7 +64,7 @@ class SegmentStore:
             self._segments[segment.number] = segment
             for slot, digest in enumerate(segment.digests):
                 self._place_of[digest] = _place(segment, slot)
-        while len(self._segments) >= max_segments:
+        while self._is_full:
             self._remove(self._coldest())
 
     def __len__(self) -> int:
@@ -68,6 +79,16 @@ class SegmentStore:
         with self._lock:
             segments = list(self._segments.values())
         return sum(self._form.sealed_bytes(len(each.digests)) for each in segments)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether there is no room for one more segment."""
+        size, current = self._form.sealed_bytes, self._current
+        num_bytes = self.num_bytes
+        if current is not None:  # which is going to be as large as may be
+            num_bytes += size(self._capacity) - size(len(current.digests))
+        is_too_large = num_bytes + size(self._capacity) > self._max_bytes
+        return is_too_large or len(self._segments) >= self._max_segments
 
     def find(self, digests: Sequence[bytes], max_records: int) -> list[RecordRun]:
         """Return where the records are, up to the first that is not here, in runs of at most
@@ -99,7 +120,9 @@ class SegmentStore:
                 self._num_uses += 1
                 run.segment.last_used = self._num_uses
                 run.segment.is_hot[run.slot : run.slot + num_read] = b"\1" * num_read
-            run.segment.unpin()
+            is_nobodys = run.segment.unpin()
+        if is_nobodys:
+            run.segment.discard()
 
     def forget(self, run: RecordRun, index: int) -> None:
         """Find a record no more, which is damaged."""
@@ -126,17 +149,18 @@ class SegmentStore:
             self._seal_current()
         finally:
             with self._lock:
-                for segment in self._segments.values():
-                    segment.close()
+                dropped = [each for each in self._segments.values() if each.drop()]
                 self._segments.clear()
                 self._place_of.clear()
+            for segment in dropped:
+                segment.discard()
             self._folder.close()
 
     def check_integrity(self) -> None:
         """AssertionError unless all is within bounds and the index says what is in the segments."""
-        assert len(self._segments) < self._max_segments
+        assert len(self._segments) < self._max_segments and self.num_bytes < self._max_bytes
         for segment in self._segments.values():
-            assert len(segment.digests) == len(segment.is_hot) <= self._capacity
+            assert len(segment.digests) == len(segment.is_hot)
         for digest, place in self._place_of.items():
             segment = self._segments[place >> _SLOT_BITS]
             assert segment.digests[place & (1 << _SLOT_BITS) - 1] == digest
@@ -159,7 +183,7 @@ class SegmentStore:
         with self._lock:
             self._segments[segment.number] = segment
         self._current = segment
-        if len(self._segments) >= self._max_segments:
+        while self._is_full:
             coldest = self._coldest()
             self._rewrite(coldest, segment)
             self._remove(coldest)
@@ -175,11 +199,12 @@ class SegmentStore:
         return min(sealed, key=lambda each: each.last_used)
 
     def _rewrite(self, cold: SegmentFile, segment: SegmentFile) -> None:
-        """Move what was read of a segment to another one."""
-        form, left = self._form, self._capacity // REWRITTEN_PART
+        """Move what was read of a segment to a new one."""
+        form = self._form
+        left = self._capacity // REWRITTEN_PART - len(segment.digests)
         with mmap.mmap(-1, form.record_bytes) as memory, memoryview(memory) as record:
             for slot, digest in enumerate(cold.digests):
-                if left == 0:
+                if left <= 0:
                     return
                 if not cold.is_hot[slot] or self._place_of.get(digest) != _place(cold, slot):
                     continue
@@ -189,12 +214,18 @@ class SegmentStore:
                     left -= 1
 
     def _remove(self, segment: SegmentFile) -> None:
+        for start in range(0, len(segment.digests), FORGOTTEN_AT_ONCE):
+            with self._lock:
+                for slot in range(start, min(start + FORGOTTEN_AT_ONCE, len(segment.digests))):
+                    digest = segment.digests[slot]
+                    if self._place_of.get(digest) == _place(segment, slot):
+                        del self._place_of[digest]
         with self._lock:
             del self._segments[segment.number]
-            for slot, digest in enumerate(segment.digests):
-                if self._place_of.get(digest) == _place(segment, slot):
-                    del self._place_of[digest]
-            segment.remove()
+            is_nobodys = segment.drop()
+        self._folder.unlink(segment)
+        if is_nobodys:
+            segment.discard()
 
 
 def _place(segment: SegmentFile, slot: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -204,6 +206,22 @@ def test_what_cannot_have_a_tier_says_so(start: Starts, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"kv_disk .*: Not a directory"):
         start(kv_disk=tmp_path / "file" / "kv")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT])
+def test_a_disk_that_fails_at_the_start_is_off_with_one_line(
+    start: Starts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(*arguments: object, **also: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("engine.core.disk_tier.tempfile.TemporaryFile", fail)
+    monkeypatch.setattr("engine.tiers.segment_files.SegmentFolder.write", fail)
+    core = start()
+    [record] = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert "kv_disk" in record.message and os.strerror(number) in record.message
+    assert run(core, "first", LONG)[1].tier_tokens == 0
+    assert core.status().max_tier_blocks == 0
 
 
 def test_an_engine_beside_another_has_a_folder_of_its_own(start: Starts) -> None:

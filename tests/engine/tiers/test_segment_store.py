@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -19,11 +20,22 @@ from tests.budget import NIGHTLY, examples
 from tests.engine.tiers.records import FORM, digest_of, payload_of, sealed
 
 CAPACITY, MAX_SEGMENTS = 4, 5
+MAX_BYTES = MAX_SEGMENTS * FORM.sealed_bytes(CAPACITY)
 
 
-def open_store(path: Path, form: SegmentFormat = FORM) -> SegmentStore:
-    folder = SegmentFolder(path, form)
-    return SegmentStore(folder, form, capacity=CAPACITY, max_segments=MAX_SEGMENTS)
+def open_store(
+    path: Path, form: SegmentFormat = FORM, *, capacity: int = CAPACITY, max_bytes: int = MAX_BYTES
+) -> SegmentStore:
+    return SegmentStore(
+        *(SegmentFolder(path, form), form),
+        capacity=capacity,
+        max_segments=MAX_SEGMENTS,
+        max_bytes=max_bytes,
+    )
+
+
+def size_on_disk(path: Path) -> int:
+    return sum(each.stat().st_size for each in path.glob("*.kv"))
 
 
 def abandon(store: SegmentStore) -> None:
@@ -79,6 +91,74 @@ def test_another_layout_finds_nothing_and_gets_the_room(tmp_path: Path) -> None:
     assert len(other) == 0 and other.num_bytes == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "notes.txt"]
     other.close()
+
+
+@pytest.mark.parametrize(("capacity", "num_segments"), [(1, 3), (2, 5), (4, 2)])
+def test_less_room_than_before_is_kept_to_from_the_start(
+    tmp_path: Path, capacity: int, num_segments: int
+) -> None:
+    store = open_store(tmp_path)
+    for number in range(20):
+        store.append(sealed([number]), [digest_of(number)])
+    store.close()
+    max_bytes = num_segments * FORM.sealed_bytes(capacity)
+    assert size_on_disk(tmp_path) > max_bytes
+    store = open_store(tmp_path, capacity=capacity, max_bytes=max_bytes)
+    assert size_on_disk(tmp_path) <= max_bytes
+    for number in range(100, 120):
+        store.append(sealed([number]), [digest_of(number)])
+        store.check_integrity()
+        assert digest_of(number) in store
+        assert size_on_disk(tmp_path) <= max_bytes
+    store.close()
+
+
+def test_more_room_than_before_is_filled(tmp_path: Path) -> None:
+    store = open_store(tmp_path, capacity=1)
+    for number in range(20):
+        store.append(sealed([number]), [digest_of(number)])
+    store.close()
+    store = open_store(tmp_path, capacity=4)
+    for number in range(100, 120):
+        store.append(sealed([number]), [digest_of(number)])
+        store.check_integrity()
+    assert len(store) == (MAX_SEGMENTS - 1) * 4
+    store.close()
+
+
+def test_files_leave_the_disk_while_a_step_may_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the name of a segment nor its bytes are removed under the lock."""
+    store = open_store(tmp_path)
+    asked: list[str] = []
+
+    def ask(what: str) -> None:
+        assert not store._lock.locked()
+        asked.append(what)
+
+    unlink, close = Path.unlink, os.close
+
+    def unlink_unlocked(path: Path, *, missing_ok: bool) -> None:
+        ask("unlink")
+        unlink(path, missing_ok=missing_ok)
+
+    def close_unlocked(fd: int) -> None:
+        ask("close")
+        close(fd)
+
+    monkeypatch.setattr(Path, "unlink", unlink_unlocked)
+    monkeypatch.setattr(os, "close", close_unlocked)
+    store.append(sealed([0]), [digest_of(0)])
+    [run] = store.find([digest_of(0)], 1)
+    for number in range(1, CAPACITY * MAX_SEGMENTS + 1):
+        store.append(sealed([number]), [digest_of(number)])
+    assert "unlink" in asked and run.segment.fd >= 0, "somebody reads it"
+    asked.clear()
+    store.unpin(run, 1)
+    assert asked == ["close"]
+    monkeypatch.undo()
+    store.close()
 
 
 def test_what_was_read_outlives_its_segment(tmp_path: Path) -> None:
@@ -206,7 +286,8 @@ class StoreMachine(RuleBasedStateMachine):
     def is_sound(self) -> None:
         self.store.check_integrity()
         assert len(list(self.path.glob("*.kv"))) < MAX_SEGMENTS
-        assert self.store.num_bytes <= MAX_SEGMENTS * FORM.sealed_bytes(CAPACITY)
+        assert self.store.num_bytes <= MAX_BYTES
+        assert size_on_disk(self.path) <= MAX_BYTES
 
     def teardown(self) -> None:
         abandon(self.store)
