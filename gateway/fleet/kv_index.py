@@ -35,7 +35,8 @@ WORD_BYTES = 8
 SLOT_WORDS = 3
 MAGIC = int.from_bytes(b"kvindex1", "little")
 LOOK_AGAIN_S = 1.0
-"""A table that is not there is looked for this often."""
+"""How often the path is looked at: for a table that is not there, and for one of a writer that died
+before it could tell readers of the last one that theirs is replaced."""
 MAX_KNOWN_FLEETS = 64
 
 # The words of the header.
@@ -92,6 +93,8 @@ class KvIndex:
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
         self._words: memoryview | None = None
+        self._file: tuple[int, int] | None = None
+        """The device and the inode of the table's file."""
         self._look_from = 0.0
         self._mask = 0
         self._directory_version = -1
@@ -140,16 +143,23 @@ class KvIndex:
         return IndexState(words[AT_SPANS], words[AT_LAG_US] / 1e6, self.silent_s)
 
     def _current(self) -> memoryview | None:
-        words = self._words
-        if words is not None and not words[AT_REPLACED]:
+        """Return the table at the path, at most LOOK_AGAIN_S after it came there."""
+        words, now_s = self._words, self._clock()
+        is_replaced = words is not None and bool(words[AT_REPLACED])
+        if now_s < self._look_from and not (is_replaced and self._file):
             return words
-        if self._clock() >= self._look_from:
-            try:
-                self._words = words = map_table(self._path)
-            except NoTable:  # what was replaced is better than nothing
-                self._look_from = self._clock() + LOOK_AGAIN_S
-            else:
-                self._mask, self._directory_version = words[AT_CAPACITY] - 1, -1
+        self._look_from = now_s + LOOK_AGAIN_S
+        file = _file_at(self._path)
+        if not is_replaced and file is not None and file == self._file:
+            return words
+        try:
+            self._words = words = map_table(self._path)
+        except NoTable:  # what was replaced is better than nothing
+            self._file = None
+        else:
+            # If another file took the path meanwhile, that is noticed at the next look.
+            self._file = file
+            self._mask, self._directory_version = words[AT_CAPACITY] - 1, -1
         return words
 
     def _places_of(self, words: memoryview, engine_ids: tuple[str, ...]) -> tuple[list[int], int]:
@@ -243,3 +253,12 @@ class KvIndex:
                 if not left:
                     break
         return ends
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    """Return the device and the inode of a file; None: there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -17,8 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.prefix_digests import span_keys
 from gateway.fleet.conductor.index_writer import KvIndexWriter
-from gateway.fleet.kv_index import AT_REPLACED, PLACES, KvIndex, map_table
+from gateway.fleet.kv_index import AT_REPLACED, LOOK_AGAIN_S, PLACES, KvIndex, map_table
 from tests.budget import examples
+from tests.engine.scheduling.scheduling import Clock
 
 ENGINES = [f"engine {number}" for number in range(5)]
 KEYS = st.lists(st.integers(1, 60).map(lambda n: n * 64), max_size=30)
@@ -198,6 +199,38 @@ def test_the_table_of_a_writer_that_died_is_read_on(tmp_path: Path, writer: KvIn
     assert index.spans_held([1, 2, 3], ("a",)) == [2], "not yet shown"
     heir.publish()
     assert map_table(tmp_path / "index")[AT_REPLACED] == 0
+
+
+def test_a_table_that_took_the_path_of_another_unnoticed_is_found_in_time(tmp_path: Path) -> None:
+    """As by a writer that died before it could mark the last one as replaced."""
+    path, clock = tmp_path / "index", Clock()
+    for name, key in (("index", 1), ("later", 2)):
+        writer = KvIndexWriter(tmp_path / name)
+        writer.add("a", 10)
+        writer.store("a", packed(key))
+        writer.publish()
+        if name == "index":
+            index = KvIndex(path, clock=clock)
+            assert index.spans_held([1], ("a",)) == [1]
+    (tmp_path / "later").replace(path)
+    clock.now += LOOK_AGAIN_S
+    assert index.spans_held([1], ("a",)) == [0] and index.spans_held([2], ("a",)) == [1]
+    path.unlink()
+    clock.now += LOOK_AGAIN_S
+    assert index.spans_held([2], ("a",)) == [1], "it is better than nothing"
+
+
+def test_a_table_that_was_never_shown_is_not_emptied_under_who_has_it(tmp_path: Path) -> None:
+    """As one that a writer left which was killed before it could show it."""
+    first = KvIndexWriter(tmp_path / "index")
+    first.add("a", 10)
+    first.store("a", packed(1, 2))
+    left = (tmp_path / "index.new").stat().st_ino
+    second = KvIndexWriter(tmp_path / "index")
+    assert (tmp_path / "index.new").stat().st_ino != left
+    assert (first.num_spans, second.num_spans) == (2, 0)
+    second.publish()
+    assert [each.name for each in tmp_path.iterdir()] == ["index"], "nothing is left over"
 
 
 def test_a_full_table_leaves_spans_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
