@@ -151,7 +151,7 @@ class ConductorPlace:
             self._addresses = addresses
             if addresses:
                 self.restarter = Restarter("conductor", partial(self._start, addresses, settings))
-                await self.restarter.begin()
+                await self.restarter.begin_or_retry()
 
     async def stop(self) -> None:
         if self.restarter is not None:

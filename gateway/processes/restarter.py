@@ -71,6 +71,11 @@ class Restarter:
         self._child = await self._start()
         self._task = asyncio.create_task(self._keep(), name=f"keep {self.name}")
 
+    async def begin_or_retry(self) -> None:
+        """Start the first child, or log why it does not start and try again as when it dies."""
+        await self._start_again()
+        self._task = asyncio.create_task(self._keep(), name=f"keep {self.name}")
+
     async def replace(self, timeout_s: float) -> None:
         """Start a new child first; then the old one has `timeout_s` to leave.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,8 @@ import pytest
 
 from engine.options import EngineOptions
 from gateway.home import Home, engine_number
-from gateway.processes.engine_set import EngineSet, RunningEngine
+from gateway.processes import engine_set, restarter
+from gateway.processes.engine_set import ConductorPlace, EngineSet, RunningEngine
 from gateway.processes.restarter import Restarter
 from gateway.processes.start_view import IMPORTING, SERVING, EngineStages
 from gateway.settings.load import Settings, load
@@ -204,3 +206,36 @@ def test_replicas_come_beside_and_the_last_go_first(engines: Engines) -> None:
     assert gone == [third] and third.look().state == "draining"
     other = engines.read(PENNY + "replicas = 2\n[engine]\nmax_num_seqs = 5\n")
     assert addresses(other)["penny"] == "engine-4.sock engine-5.sock", "all of them are others"
+
+
+async def test_a_conductor_that_does_not_start_at_first_is_tried_again(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarter, "FIRST_BACKOFF_S", 0.0)
+    started = asyncio.Event()
+
+    class Started:
+        """A process that runs until it is stopped."""
+
+        async def wait(self) -> int:
+            return await asyncio.Future[int]()
+
+        async def stop(self, timeout_s: float) -> None:
+            return
+
+    def spawn(*_: object, **__: object) -> Started:
+        if not failures:
+            failures.append(OSError("no process is to be had"))
+            raise failures[0]
+        started.set()
+        return Started()
+
+    failures: list[OSError] = []
+    monkeypatch.setattr(engine_set, "spawn", spawn)
+    place, settings = ConductorPlace(Home(engines.folder / "home")), engines.read(PENNY)
+    await place.follow(["unix:/a", "unix:/b"], settings)
+    assert failures and place.restarter is not None and place.restarter.child is None
+    async with asyncio.timeout(30):
+        await started.wait()
+    await place.follow([], settings)
+    assert place.restarter is None
