@@ -40,6 +40,8 @@ class ReplicaHealth(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int = 0
     is_drained: bool = False
     """It ends what it runs, and gets nothing new."""
+    drain_changed_at: float | None = None
+    """When it was drained, or ceased to be, in Unix seconds; None: it never was."""
     backlog: float = 0.0
     """For an upstream, the local backlog: 0 if one more request would be sent at once."""
 

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from gateway.fleet.contact import ContactState
-from gateway.fleet.replica import Replica, is_observed
+from gateway.fleet.replica import Replica, ReplicaHealth, is_observed
 from gateway.generate_request import ModelKind
 
 Kind = Literal["spool", "postgres", "redis", "engine", "upstream"]
@@ -53,6 +53,12 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 def seconds(moment: float | None) -> int | None:
     return None if moment is None else int(moment)
+
+
+def since_of(component: Component, health: ReplicaHealth) -> int | None:
+    """Return since when a replica is as it is shown: in its state, and drained or not."""
+    moments = (component.since, seconds(health.drain_changed_at))
+    return max((each for each in moments if each is not None), default=None)
 
 
 def replica_component(kind: ModelKind, replica: Replica) -> Component:

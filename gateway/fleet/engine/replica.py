@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -38,6 +38,7 @@ from engine.text.output_parser.output_format import OutputFormat
 from engine.text.tokenizer import Tokenizer
 from engine.transport.client import Engine
 from foundation.request_context import LOG_CONTEXT
+from gateway.fleet.drain_marks import NEVER_DRAINED, DrainMark
 from gateway.fleet.engine.cache_outcome import Circumstances, outcome_of, prefix_digest
 from gateway.fleet.engine.cached_prefixes import cached_tokens
 from gateway.fleet.engine.choice_text import GenerationText
@@ -101,10 +102,6 @@ CHAT_NAMES = {"prompt_token_ids": "messages", "logprobs": "top_logprobs"}
 """The engine's fields that a client knows under another name."""
 
 
-def never() -> bool:
-    return False
-
-
 class EngineReplica:
     """A model of one of our own engines, as a replica. `client` is connected, or connecting, by
     whoever made it; `close` closes it, and may do so once for each of several replicas that share
@@ -129,14 +126,14 @@ class EngineReplica:
         output_format: OutputFormat | None = None,
         options: FolderOptions = NO_OPTIONS,
         index: KvIndex | None = None,
-        is_drained: Callable[[], bool] = never,
+        drain_mark: DrainMark = NEVER_DRAINED,
         view: EngineView | None = None,
     ) -> None:
-        """`index`: None: nobody says which of several engines has what cached. `is_drained`: tells
-        whether it gets nothing new now. `view`: None: nobody hears what the engine says."""
+        """`index`: None: nobody says which of several engines has what cached. `drain_mark`:
+        tells whether it gets nothing new now. `view`: None: nobody hears what the engine says."""
         self.name = name
         self._model = model or name
-        self._is_drained = is_drained
+        self._drain_mark = drain_mark
         self._options = options
         self.weight = weight
         self._adapter = adapter
@@ -160,15 +157,14 @@ class EngineReplica:
         await self._client.close()
 
     def health(self) -> ReplicaHealth:
-        if not self._client.connected:
-            return ReplicaHealth(name=self.name, available=False, is_drained=self._is_drained())
-        status = self._client.status
+        status, mark = self.status, self._drain_mark
         return ReplicaHealth(
             name=self.name,
-            available=True,
-            num_running=status.num_running,
-            num_waiting=status.num_waiting,
-            is_drained=self._is_drained(),
+            available=status is not None,
+            num_running=0 if status is None else status.num_running,
+            num_waiting=0 if status is None else status.num_waiting,
+            is_drained=mark.is_set,
+            drain_changed_at=mark.changed_at,
         )
 
     @property

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from engine.text.chat_template import ChatTemplate
 from engine.text.output_parser.output_format import OutputFormat
 from engine.text.tokenizer import Tokenizer
 from engine.transport.client import Engine
-from gateway.fleet.drain_marks import DrainMarks
+from gateway.fleet.drain_marks import NEVER_DRAINED, DrainMark, DrainMarks
 from gateway.fleet.engine.folder_options import read_folder_options
 from gateway.fleet.engine.kept_prefixes import OnAsked
-from gateway.fleet.engine.replica import EngineReplica, never
+from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.engine_view import EngineView
 from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -63,7 +63,7 @@ def engine_routes(
                 on_asked=on_asked,
                 output_format=output_format,
                 options=options,
-                is_drained=drained_by(marks, model, address),
+                drain_mark=drain_mark_of(marks, model, address),
                 index=index if len(clients) > 1 else None,
                 view=view,
             )
@@ -78,9 +78,6 @@ def engine_routes(
         )
 
 
-def drained_by(marks: DrainMarks, model: ModelConfig, address: str) -> Callable[[], bool]:
+def drain_mark_of(marks: DrainMarks, model: ModelConfig, address: str) -> DrainMark:
     """Return what tells whether an engine is drained. The only one of its model never is."""
-    if len(model.engines) == 1:
-        return never
-    number = engine_number(address)
-    return lambda: number in marks
+    return NEVER_DRAINED if len(model.engines) == 1 else marks.of(engine_number(address))

@@ -20,7 +20,7 @@ from engine.protocol import Lane, ReplicaStatus
 from gateway.console.rollouts import Rollout, changes_of_models_query, rollouts_of
 from gateway.console.tables import Table, TableColumn
 from gateway.fleet.router import Route
-from gateway.health.component import GOOD, USELESS, replica_component
+from gateway.health.component import GOOD, USELESS, replica_component, since_of
 from gateway.installation.items import HomeState, homes_query, number_query
 from gateway.routes.console.audit import who
 from gateway.routes.console.frame.page import ConsolePage
@@ -102,7 +102,7 @@ def replicas_of(route: Route) -> Iterator[ShownReplica]:
             model=route.model,
             name=replica.name,
             state=("drained", "wait") if is_drained else (found.state, tone),
-            since=found.since,
+            since=since_of(found, load),
             weight=replica.weight,
             running=load.num_running,
             waiting=load.num_waiting,

@@ -15,7 +15,7 @@ from engine.protocol import ReplicaStatus
 from gateway.audit.log import record
 from gateway.fleet.replica import Replica, ReplicaHealth
 from gateway.fleet.router import Route
-from gateway.health.component import GOOD, Component, State
+from gateway.health.component import GOOD, Component, State, since_of
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.pages import page_of
 from gateway.routes.shared.resource import AdminRequest, AdminResource
@@ -75,7 +75,7 @@ def to_view(each: FleetReplica) -> FleetReplicaView:
         model=each.route.model,
         kind=each.route.kind,
         state=state_of(each.health.state, load),
-        since=each.health.since,
+        since=since_of(each.health, load),
         engine_id=None if status is None else status.engine_id,
         num_running=load.num_running,
         num_waiting=load.num_waiting,

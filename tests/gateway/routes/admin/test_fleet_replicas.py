@@ -70,6 +70,29 @@ def test_its_speed_is_that_of_its_fastest_lane() -> None:
     assert prefill_speed_of(replace(status, lanes={})) is None
 
 
+async def test_a_replica_tells_since_when_it_is_drained_or_not_any_more(
+    model_folder: Path, threads: PrepareThreads, tmp_path: Path
+) -> None:
+    moments = iter([2000.0, 3000.0])
+    marks = DrainMarks(tmp_path / "drain_marks", clock=moments.__next__)
+    config = ModelConfig(name="m", path=model_folder, engines=ADDRESSES, starts_engine=True)
+    engines = [FakeEngine(FakeCore()) for _ in ADDRESSES]
+    index = KvIndex(tmp_path / "kv_index")
+    [route] = engine_routes(config, engines, threads, unheard, marks, index)
+    replica = route.replicas[1]
+
+    def shown() -> tuple[str, int | None]:
+        health = replace(replica_component("engine", replica), since=1000)
+        each = FleetReplica(route=route, replica=replica, health=health, status=None)
+        return to_view(each).state, to_view(each).since
+
+    assert shown() == ("serving", 1000)
+    marks.mark(2)
+    assert shown() == ("drained", 2000)
+    marks.remove(2)
+    assert shown() == ("serving", 3000)
+
+
 async def test_an_upstream_is_listed_too(world: World) -> None:
     listed = (await world.call("GET", "/v1/admin/fleet")).json()
     [far] = [each for each in listed["data"] if each["model"] == "far"]
@@ -102,6 +125,9 @@ async def test_a_drained_replica_gets_nothing_new_and_the_last_one_is_not_draine
         assert back.json()["state"] == "serving" and len(fleet.order(route)) == 2
         audit = (await world.call("GET", "/v1/organization/audit_logs?limit=2")).json()["data"]
         assert [each["type"] for each in audit] == ["replica.undrained", "replica.drained"]
+        engines[0].lose()
+        kept = await world.call("PATCH", "/v1/admin/fleet/m/2", {"drained": True})
+        assert (kept.status_code, kept.json()["param"]) == (400, "drained"), "m/0 is down"
         far = await world.call("PATCH", "/v1/admin/fleet/far/0", {"drained": True})
         assert "n upstream is not drained" in far.json()["detail"]
     finally:
