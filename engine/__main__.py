@@ -250,6 +250,17 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
         help="counts what was generated where a kill -9 does not take it; unset: nowhere",
     )
     add(
+        "--peer-listen",
+        metavar="ADDRESS",
+        help="where other engines of this model read KV blocks; unset: they cannot",
+    )
+    add(
+        "--peer-token-file",
+        type=Path,
+        metavar="FILE",
+        help="what engines show each other before they read; needed for tcp:",
+    )
+    add(
         "--drain-timeout-s",
         type=_no_less_than_0,
         default=DRAIN_TIMEOUT_S,

@@ -30,6 +30,10 @@ class EngineConfig(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     """Empty: the folder's name."""
     adapters: dict[str, Path] = {}
     """LoRA adapters over the model, PEFT's folders by the name that requests ask for."""
+    peer_listen: str | None = None
+    """The address where other engines read KV blocks (`engine.transfer`); None: they cannot."""
+    peer_token_file: Path | None = None
+    """A file with the token that these show, and are shown; None: anyone who can connect may."""
     run_ahead: bool | None = None
     """Schedule a step while the one before runs. None: on CUDA, unless speculating."""
     status_interval_s: float = 0.1

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEARTBEAT_INTERVAL_S = 1.0
 """How often a step loop that turns, idle or not, is heard of at least."""
@@ -304,6 +304,19 @@ class LaneStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The bound of the lane's queue: with so many queued, one more request gets a `Rejection`."""
 
 
+class PeerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How an engine's KV blocks are read by others of its model (`engine.transfer`)."""
+
+    address: str
+    """The address where it lets them."""
+    layout: bytes
+    """The same of two engines whose blocks are: no other ones are read."""
+    num_held_blocks: int = 0
+    """Kept for others."""
+    num_expired_holds: int = 0
+    """Holds that nobody released, since the engine's start."""
+
+
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="status"):
     """Sent on connection and then at most every `EngineConfig.status_interval_s`, but at least
     once in `HEARTBEAT_INTERVAL_S` while the step loop turns: it comes from that loop's thread, so
@@ -357,6 +370,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
     """The part of `prefix_cache_hit_tokens` that was read from disk."""
     silent_s: float = 0.0
     """On connection: how long ago the step loop said this."""
+    peer: PeerStatus | None = None
+    """None: it reads no other engine's KV blocks, and none reads its own."""
     sliding_window: int | None = None
     """The tokens that each position attends to; None: all before it. With one, a cached block does
     not mean that those before it are cached."""

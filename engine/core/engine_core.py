@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,12 +19,14 @@ import msgspec
 import torch
 
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
+from engine.core.block_sharing import SharedBlocks, check_peers, shares_blocks
 from engine.core.disk_tier import check_disk, describe, measure_prefill, open_loader
 from engine.core.product_ways import choose_measured
 from engine.core.stepper import Stepper
 from engine.errors import ConfigError, InvalidRequest
 from engine.kernels.attention.types import AttentionShape, KVLayer
 from engine.kernels.backend import uses_triton
+from engine.kv_cache.block_holds import BlockHolds, raise_generation
 from engine.kv_cache.block_leases import CacheLeases
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.cache_events import CacheEvents
@@ -40,6 +42,7 @@ from engine.runner.memory.kv_cache import (
     allocate_kv_cache,
     attention_shape,
     kv_bytes_per_token,
+    part_bytes,
     poison_block,
 )
 from engine.runner.memory.sizing import (
@@ -102,20 +105,23 @@ class EngineCore:
             torch.set_num_threads(config.num_threads)
         _check_draft(config)
         check_disk(config)
+        check_peers(config)
         device = _device(config.device)
         loaded = [_load(config, device, startup)]
         if config.draft_model is not None:
             loaded.append(_load_draft(config, config.draft_model, device, startup))
         self.resolved = _resolve(config, loaded, startup)
         self.engine_id = str(uuid.uuid4())
+        self._sharing = _sharing(self.resolved, loaded)
         with startup.phase("KV cache"):
-            caches = [_allocate(each, self.resolved) for each in loaded]
+            parts = None if self._sharing is None else self._sharing.parts()
+            caches = [_allocate(each, self.resolved, parts) for each in loaded]
         layers = [layer for cache in caches for layer in cache]
-        on_free = partial(poison_block, layers) if config.poison_freed_blocks else None
-        cache = _prefix_cache(self.resolved, clock, on_free)
+        cache = _prefix_cache(self.resolved, clock, self._on_free(layers))
+        holds = None if self._sharing is None else self._sharing.hold_in(cache)
         self._measured_costs = PrefillCosts()
         self._loader = open_loader(self.resolved, layers, cache, self._prefill_costs)
-        self._scheduler = _scheduler(self.resolved, cache, clock, self._loader)
+        self._scheduler = _scheduler(self.resolved, cache, clock, self._loader, holds)
         runners = [
             _runner(each, held, self.resolved, _num_drafts(config, verifies=each is loaded[0]))
             for each, held in zip(loaded, caches, strict=True)
@@ -132,6 +138,9 @@ class EngineCore:
             with startup.phase("kv_disk"):
                 self._measured_costs = measure_prefill(runners[0], self.resolved)
             logger.info("%s", describe(self._loader, self._measured_costs, BLOCK_SIZE))
+        if self._sharing is not None:
+            with startup.phase("KV layout"):
+                self._sharing.open(layers, self.engine_id)
         logger.info(
             "engine for %s ready in %.2f s, max_model_len %d; where time and memory went:\n%s",
             self.resolved.served_name,
@@ -141,7 +150,10 @@ class EngineCore:
         )
 
     def close(self) -> None:
-        """End the threads of the disk tier, with all that is to be written."""
+        """End the threads of the disk tier, with all that is to be written, and those that serve
+        other engines."""
+        if self._sharing is not None:
+            self._sharing.close()
         if self._loader is not None:
             self._loader.tier.close()
 
@@ -246,6 +258,7 @@ class EngineCore:
             lanes=scheduler.lanes(),
             num_cached_blocks=scheduler.cache.num_cached_blocks,
             sliding_window=resolved.sliding_window,
+            peer=None if self._sharing is None else self._sharing.status(),
             costs=self._stepper.costs,
             max_step_tokens=scheduler.max_num_batched_tokens,
             context_tokens=scheduler.num_context_tokens,
@@ -257,6 +270,20 @@ class EngineCore:
     def check_integrity(self) -> None:
         """AssertionError when a block is leaked or doubly owned."""
         self._scheduler.check_integrity()
+
+    def _on_free(self, layers: list[KVLayer]) -> Callable[[int], None] | None:
+        """Return what is done with each block that becomes free."""
+        told: list[Callable[[int], None]] = []
+        if self._sharing is not None:  # first of all: nobody may read what follows
+            told.append(partial(raise_generation, self._sharing.generations))
+        if self.resolved.config.poison_freed_blocks:
+            told.append(partial(poison_block, layers))
+
+        def tell(block: int) -> None:
+            for each in told:
+                each(block)
+
+        return tell if told else None
 
     def _prefill_costs(self) -> PrefillCosts:
         """Return what computing a prompt takes: as it was learnt, or measured before there was
@@ -449,11 +476,20 @@ def _resolve(config: EngineConfig, loaded: list[_LoadedModel], startup: Startup)
     )
 
 
-def _allocate(loaded: _LoadedModel, resolved: ResolvedConfig) -> list[KVLayer]:
+def _sharing(resolved: ResolvedConfig, loaded: list[_LoadedModel]) -> SharedBlocks | None:
+    if not shares_blocks(resolved):
+        return None
+    sizes = (part_bytes(each.shape, each.model.config.num_layers) for each in loaded)
+    return SharedBlocks(resolved, [size for each in sizes for size in each])
+
+
+def _allocate(
+    loaded: _LoadedModel, resolved: ResolvedConfig, parts: Iterator[memoryview] | None
+) -> list[KVLayer]:
     try:
         model = loaded.model
         return allocate_kv_cache(
-            loaded.shape, model.config.num_layers, resolved.num_blocks, model.kv_scales
+            loaded.shape, model.config.num_layers, resolved.num_blocks, model.kv_scales, parts
         )
     except (RuntimeError, MemoryError) as error:  # torch's is a RuntimeError, with a trace in it
         size = resolved.num_blocks * resolved.block_size * loaded.kv_bytes_per_token
@@ -505,6 +541,7 @@ def _scheduler(
     cache: PrefixCache,
     clock: Callable[[], float],
     loader: PrefixLoader | None,
+    holds: BlockHolds | None,
 ) -> Scheduler:
     config = resolved.config
     return Scheduler(
@@ -524,4 +561,5 @@ def _scheduler(
         pooling=resolved.pooling,
         lane_limits=limits_of(config),
         loader=loader,
+        holds=holds,
     )

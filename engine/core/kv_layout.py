@@ -26,9 +26,9 @@ MAX_HASHES = 1024
 _SUFFIXES = {".json", ".safetensors"}
 
 
-def layout_digest(resolved: ResolvedConfig, block_bytes: int, hashes: Path) -> bytes:
-    """Return the 32 bytes of the name. hashes: the file that keeps what was hashed before. Raises
-    OSError."""
+def layout_digest(resolved: ResolvedConfig, block_bytes: int, hashes: Path | None) -> bytes:
+    """Return the 32 bytes of the name. hashes: the file that keeps what was hashed before; None:
+    nothing is kept. Raises OSError."""
     config = resolved.config
     parts = {
         "format": FORMAT,
@@ -46,7 +46,7 @@ def layout_digest(resolved: ResolvedConfig, block_bytes: int, hashes: Path) -> b
     return hashlib.blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=32).digest()
 
 
-def _contents(config: EngineConfig, hashes: Path) -> Iterator[tuple[str, str]]:
+def _contents(config: EngineConfig, hashes: Path | None) -> Iterator[tuple[str, str]]:
     """The place of each file that weights come from, and its hash."""
     folders = {"model": config.model, "draft": config.draft_model}
     folders |= {f"adapter {name}": folder for name, folder in config.adapters.items()}
@@ -57,13 +57,13 @@ def _contents(config: EngineConfig, hashes: Path) -> Iterator[tuple[str, str]]:
         for path in sorted(folder.rglob("*"))
         if path.suffix in _SUFFIXES and not path.name.startswith("tokenizer")
     }
-    known = _read(hashes)
+    known = {} if hashes is None else _read(hashes)
     identities = {path: _identity(path) for path in files.values()}
     missing = [path for path, identity in identities.items() if identity not in known]
     with ThreadPoolExecutor() as threads:
         made = zip(missing, threads.map(_hash, missing), strict=True)
         known |= {identities[path]: digest for path, digest in made}
-    if missing:
+    if missing and hashes is not None:
         own = {identity: known[identity] for identity in identities.values()}
         _write(hashes, known if len(known) <= MAX_HASHES else own)
     for place, path in files.items():

@@ -35,11 +35,12 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from itertools import chain, islice
 
 from engine.config import Pooling
 from engine.errors import EngineStepFailed, InvalidRequest
 from engine.fairness import LANE_WEIGHTS, OUTPUT_COST, FairShare
+from engine.kv_cache.block_holds import BlockHolds
 from engine.kv_cache.miss_history import PromptMemory
 from engine.kv_cache.prefix_cache import PrefixCache, max_blocks_per_sequence
 from engine.kv_cache.prefix_leases import LeaseEvent, PrefixLeases
@@ -102,12 +103,12 @@ class Scheduler:
         lane_limits: Mapping[Lane, LaneLimits] | None = None,
         share: FairShare | None = None,
         loader: PrefixLoader | None = None,
+        holds: BlockHolds | None = None,
     ) -> None:
-        """pace: bounds the prompt tokens of steps that also decode; None: only the budget does.
-        max_steps_in_flight: how many outputs of schedule() may wait for their update().
-        penalties_ahead: a pending token can be penalised. whole_prompts: each fits one step.
-        max_waiting: requests queued in each lane. pooling: of embeddings. lane_limits: None: none
-        have any. share: whose turn it is. loader: None: there are no tiers."""
+        """pace: bounds the prompt tokens of steps that also decode. max_steps_in_flight: how many
+        outputs of schedule() may wait for their update(). penalties_ahead: a pending token can be
+        penalised. whole_prompts: each fits one step. max_waiting: requests queued in each lane.
+        pooling: of embeddings. None, of any: there is no such thing here."""
         assert max_num_batched_tokens >= 1 and max_num_seqs >= 1 and min(max_waiting.values()) >= 1
         assert max_model_len >= 2, f"max_model_len {max_model_len}: a prompt and an answer"
         self.cache = cache
@@ -128,7 +129,7 @@ class Scheduler:
         self.prefix_cache_query_tokens = self.prefix_cache_hit_tokens = 0
         self.pace, self._pooling = pace or Pace(None), pooling
         self._clock, self._updated_s = clock, 0.0
-        self._random, self._loader = random.Random(seed), loader
+        self._random, self._loader, self._holds = random.Random(seed), loader, holds
         self._num_arrived = self._num_paused = 0
         self._requests: dict[str, RequestState] = {}
         self._deadlines = Deadlines(self._waits_until)
@@ -223,8 +224,10 @@ class Scheduler:
 
     def expire(self) -> list[str]:
         """End the requests of which nothing ran before their deadline, unbilled; their ids. End the
-        leases whose time is over."""
+        leases whose time is over, and begin and end holds of other engines."""
         self.cache.expire_leases()
+        if self._holds is not None:
+            self._holds.advance()
         expired = self._deadlines.passed(self._clock())
         for request_id in expired:
             self.abort(request_id)
@@ -418,8 +421,9 @@ class Scheduler:
             assert seq.num_computed_tokens < seq.num_tokens <= self.max_model_len
             covered = len(seq.block_table) * self.cache.block_size
             assert seq.num_computed_tokens + seq.num_in_flight <= covered, "computed off the table"
-        loader = self._loader
-        self.cache.check_integrity(running, () if loader is None else loader.held_tables())
+        loading = () if self._loader is None else self._loader.held_tables()
+        held = () if self._holds is None else self._holds.tables()
+        self.cache.check_integrity(running, chain(loading, held))
         self._keeping.check_integrity()
 
     # How

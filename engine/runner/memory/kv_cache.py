@@ -5,7 +5,7 @@ Knows block ids as numbers only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -52,20 +52,30 @@ def kv_bytes_per_token(shape: AttentionShape, num_layers: int) -> int:
     return 2 * num_layers * shape.num_kv_heads * shape.head_dim * stored
 
 
+def part_bytes(shape: AttentionShape, num_layers: int) -> list[int]:
+    """Return the bytes of a block in each tensor of a cache: keys and values, layer by layer."""
+    stored = (shape.cache_dtype or shape.dtype).itemsize
+    return [shape.num_kv_heads * shape.block_size * shape.head_dim * stored] * (2 * num_layers)
+
+
 def allocate_kv_cache(
     shape: AttentionShape,
     num_layers: int,
     num_blocks: int,
     scales: Sequence[KVScales | None] = (),
+    parts: Iterator[memoryview] | None = None,
 ) -> list[KVLayer]:
     """One `KVLayer` a layer. The memory is not touched: the system hands it out as it is used.
 
     scales: by layer, read where the cache is float8. A layer without any gets 1: e4m3 holds what
-    keys and values of most trained models are."""
+    keys and values of most trained models are. parts: the memory of each tensor, keys before
+    values, on a CPU; None: of the device."""
     size = (num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
     dtype = shape.cache_dtype or shape.dtype
 
     def tensor() -> torch.Tensor:
+        if parts is not None:
+            return torch.frombuffer(next(parts), dtype=dtype).view(size)
         return torch.empty(size, dtype=dtype, device=shape.device)
 
     if dtype != torch.float8_e4m3fn:

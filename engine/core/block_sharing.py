@@ -1,0 +1,166 @@
+"""Opens what other engines read this one's KV blocks by: memory that they can map, holds, a socket.
+
+On a CPU the whole pool lies in a file of memory. On another device it stays where it is: blocks are
+copied to the host and sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.config import EngineConfig, ResolvedConfig
+from engine.core.kv_layout import HASHES, layout_digest
+from engine.errors import ConfigError
+from engine.kernels.attention.types import KVLayer
+from engine.kv_cache.block_holds import HELD_SHARE, BlockHolds, Generations
+from engine.kv_cache.prefix_cache import PrefixCache
+from engine.protocol import PeerStatus
+from engine.runner.memory.kv_blocks import KVBlockCopier
+from engine.transfer.serving import BlockServer
+from engine.transfer.shared_pool import GENERATION_BYTES, SharedPool, num_same
+from engine.transport.frames import TcpAddress, UnixAddress, parse_address
+
+log = logging.getLogger(__name__)
+
+
+def check_peers(config: EngineConfig) -> None:
+    """Raise a ConfigError before the weights are loaded, if no other engine could read."""
+    if config.peer_listen is None:
+        return
+    address = parse_address(config.peer_listen)
+    if not config.prefix_caching:
+        raise ConfigError("peer_listen is set, but no prefix is cached without prefix_caching")
+    if isinstance(address, TcpAddress) and config.peer_token_file is None:
+        raise ConfigError(
+            f"peer_listen {config.peer_listen}: who reads KV over TCP has to show a token, "
+            "set peer_token_file"
+        )
+    read_token(config)
+
+
+def read_token(config: EngineConfig) -> str:
+    """Return what engines show each other; empty where they need not. Raises ConfigError."""
+    path = config.peer_token_file
+    if path is None:
+        return ""
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(f"peer_token_file {path}: {why}") from error
+    if not token:
+        raise ConfigError(f"peer_token_file {path} is empty")
+    return token
+
+
+class SharedBlocks:
+    """The KV memory of one engine, and who may read it."""
+
+    def __init__(self, resolved: ResolvedConfig, part_bytes: Sequence[int]) -> None:
+        """part_bytes: of a block, in each tensor of all models whose KV it has."""
+        self.pool: SharedPool | None = None
+        self.holds: BlockHolds | None = None
+        self.layout = b""
+        self._resolved = resolved
+        self._server: BlockServer | None = None
+        if resolved.device == "cpu":
+            try:
+                self.pool = SharedPool(resolved.num_blocks, part_bytes)
+            except OSError as error:
+                raise ConfigError(
+                    f"the KV cache of {resolved.num_blocks} blocks cannot be allocated where other "
+                    f"engines can read it: {error.strerror}"
+                ) from error
+        self.generations: Generations = array("Q", bytes(GENERATION_BYTES * resolved.num_blocks))
+        if self.pool is not None:
+            self.generations = self.pool.generations
+
+    def parts(self) -> Iterator[memoryview] | None:
+        """Yield the memory of each tensor; None: it is to be the device's."""
+        return None if self.pool is None else map(self.pool.part, count())
+
+    def hold_in(self, cache: PrefixCache) -> BlockHolds:
+        """Return the holds on the blocks of this cache: so few that the longest sequence fits
+        beside them."""
+        resolved = self._resolved
+        longest = cache.num_blocks_for(resolved.max_model_len)
+        most = min(resolved.num_blocks // HELD_SHARE, resolved.num_blocks - longest)
+        self.holds = BlockHolds(cache, self.generations, max_blocks=most)
+        return self.holds
+
+    def open(self, layers: Sequence[KVLayer], engine_id: str) -> None:
+        """Let others read, from now on. Raises ConfigError."""
+        config = self._resolved.config
+        assert config.peer_listen is not None and self.holds is not None
+        copier = KVBlockCopier(layers)
+        address = parse_address(config.peer_listen)
+        hashes = None
+        if isinstance(address, UnixAddress):
+            hashes = Path(address.path).with_name(HASHES)
+        try:
+            self.layout = layout_digest(self._resolved, copier.block_bytes, hashes)
+        except OSError as error:
+            raise ConfigError(f"peer_listen {config.peer_listen}: {error.strerror}") from error
+        self._server = BlockServer(
+            config.peer_listen,
+            self.holds,
+            self.pool or CopiedBlocks(copier, self.generations),
+            engine_id=engine_id,
+            layout=self.layout,
+            block_bytes=copier.block_bytes,
+            num_blocks=self._resolved.num_blocks,
+            token=read_token(config),
+            pool=self.pool,
+        )
+        log.info("other engines read KV blocks on %s", self._server.address)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        if self.pool is not None:
+            self.pool.close()
+
+    def status(self) -> PeerStatus | None:
+        """None: nobody can read yet."""
+        if self._server is None or self.holds is None:
+            return None
+        return PeerStatus(
+            address=self._server.address,
+            layout=self.layout,
+            num_held_blocks=self.holds.num_blocks,
+            num_expired_holds=self.holds.num_expired,
+        )
+
+
+class CopiedBlocks:
+    """Reads blocks of a device's memory, by way of the host's."""
+
+    def __init__(self, copier: KVBlockCopier, generations: Generations) -> None:
+        self._copier, self._generations = copier, generations
+
+    def read(
+        self, blocks: Sequence[int], generations: Sequence[int], rows: NDArray[np.uint8]
+    ) -> int:
+        """As `BlockReader`. A block is written to by steps that are launched after its generation
+        is raised, and copied before them if it was launched before: the device does one after the
+        other."""
+        before = num_same(self._generations, blocks, generations)
+        self._copier.gather(blocks[:before], rows[:before])()
+        return num_same(self._generations, blocks[:before], generations[:before])
+
+
+def shares_blocks(resolved: ResolvedConfig) -> bool:
+    """Whether other engines can read its blocks, where they are to."""
+    if resolved.config.peer_listen is None:
+        return False
+    if resolved.whole_prompts or resolved.sliding_window is not None:
+        log.info("peer_listen is left out: an encoder caches nothing, a sliding window no front")
+        return False
+    return True

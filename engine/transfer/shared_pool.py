@@ -1,0 +1,136 @@
+"""Puts a KV pool where other processes of this host can map it, and reads such a pool.
+
+    file of memory (memfd_create(2)): generation of each block | part | part | ...
+
+A part has the keys or the values of one layer, of all blocks side by side. The file is sealed: it
+keeps its size, so that who maps it never reads behind its end, and nobody but its owner writes.
+
+A reader takes no lock. It compares generations before and after a copy (a seqlock, one for each
+block). The owner raises one before it lets anybody write to the block, and what writes is another
+thread's step, begun later: on any processor the new bytes are seen after the new generation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import ProtocolError
+from engine.kv_cache.block_holds import Generations
+from engine.tiers.buffers import to_pages
+
+GENERATION_BYTES = 8
+F_SEAL_FUTURE_WRITE = 0x0010
+"""linux/fcntl.h, since 5.1: no new mapping can be written to. Python has no name for it."""
+
+
+class BlockReader(Protocol):
+    """Copies blocks out of a pool that is written to meanwhile. Safe in any thread."""
+
+    def read(
+        self, blocks: Sequence[int], generations: Sequence[int], rows: NDArray[np.uint8]
+    ) -> int:
+        """Fill `rows` [blocks, block_bytes]. Return how many of the first ones had the generation
+        that is given, before and after."""
+
+
+class PoolShape:
+    """The places of all in the file."""
+
+    def __init__(self, num_blocks: int, part_bytes: Sequence[int]) -> None:
+        """part_bytes: of a block, for each part."""
+        self.num_blocks = num_blocks
+        self.part_bytes = tuple(part_bytes)
+        self.offsets: list[int] = []
+        end = to_pages(num_blocks * GENERATION_BYTES)
+        for num_bytes in part_bytes:
+            self.offsets.append(end)
+            end = to_pages(end + num_blocks * num_bytes)
+        self.num_bytes = end
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(self.part_bytes)
+
+
+class MappedPool:
+    """A pool in a mapped file."""
+
+    def __init__(self, mapped: mmap.mmap, shape: PoolShape) -> None:
+        """mapped: closed by the collector, once nothing shows it any more."""
+        self.shape = shape
+        size = shape.num_blocks * GENERATION_BYTES
+        self.generations: memoryview[int] = memoryview(mapped)[:size].cast("Q")
+        self._parts = [
+            np.frombuffer(mapped, np.uint8, shape.num_blocks * num_bytes, offset).reshape(
+                shape.num_blocks, num_bytes
+            )
+            for offset, num_bytes in zip(shape.offsets, shape.part_bytes, strict=True)
+        ]
+
+    def read(
+        self, blocks: Sequence[int], generations: Sequence[int], rows: NDArray[np.uint8]
+    ) -> int:
+        before = num_same(self.generations, blocks, generations)
+        blocks, generations = blocks[:before], generations[:before]
+        ids = np.asarray(blocks, dtype=np.int64)
+        start = 0
+        for part in self._parts:
+            end = start + part.shape[1]
+            rows[:before, start:end] = part[ids]
+            start = end
+        return num_same(self.generations, blocks, generations)
+
+
+class SharedPool(MappedPool):
+    """A pool of this process in a file of memory, which `fd` gives to others."""
+
+    def __init__(self, num_blocks: int, part_bytes: Sequence[int]) -> None:
+        """Raises OSError."""
+        shape = PoolShape(num_blocks, part_bytes)
+        self.fd = os.memfd_create("kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, shape.num_bytes)
+            self._mapped = mmap.mmap(self.fd, shape.num_bytes)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+            with contextlib.suppress(OSError):  # an older kernel: readers map it read-only anyway
+                fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+        except OSError:
+            os.close(self.fd)
+            raise
+        super().__init__(self._mapped, shape)
+
+    def part(self, number: int) -> memoryview:
+        """Return the memory of a part, to be written to."""
+        start = self.shape.offsets[number]
+        size = self.shape.num_blocks * self.shape.part_bytes[number]
+        return memoryview(self._mapped)[start : start + size]
+
+    def close(self) -> None:
+        """Give it to nobody else; whoever has it keeps it."""
+        os.close(self.fd)
+
+
+def map_pool(fd: int, shape: PoolShape) -> MappedPool:
+    """Map the pool of another process. Raises OSError, and ProtocolError for a file that is not as
+    large as it has to be, or may become smaller."""
+    if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+        raise ProtocolError("the pool of another engine may shrink")
+    if os.fstat(fd).st_size != shape.num_bytes:
+        raise ProtocolError("the pool of another engine has another size")
+    return MappedPool(mmap.mmap(fd, shape.num_bytes, prot=mmap.PROT_READ), shape)
+
+
+def num_same(current: Generations, blocks: Sequence[int], generations: Sequence[int]) -> int:
+    """Return how many of the first blocks have the generation that is given."""
+    told = zip(blocks, generations, strict=True)
+    return sum(1 for _ in takewhile(lambda each: current[each[0]] == each[1], told))

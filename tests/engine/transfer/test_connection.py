@@ -1,0 +1,237 @@
+"""Blocks of another engine: what is read is what was asked for, or nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from engine.errors import ConfigError, ProtocolError
+from engine.kv_cache.block_holds import raise_generation
+from engine.transfer.connection import PeerConnection
+from engine.transfer.messages import BlocksHeld
+from engine.transfer.serving import BlockServer
+from engine.transfer.shared_pool import PoolShape, SharedPool, map_pool
+from tests.engine.transfer.owner import BLOCK_BYTES, LAYOUT, Owner, connect, content_of
+
+PROMPT = list(range(17))
+"""Four blocks and a token."""
+
+REPO = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Owner]:
+    owner = Owner(tmp_path)
+    yield owner
+    owner.close()
+
+
+def read(peer: PeerConnection, held: BlocksHeld | None) -> NDArray[np.uint8]:
+    """Return the whole blocks of a hold."""
+    assert held is not None
+    rows = np.zeros((len(held.blocks), BLOCK_BYTES), np.uint8)
+    return rows[: peer.read(held, 0, rows)]
+
+
+@pytest.mark.parametrize("offers_memory", [True, False])
+def test_what_is_cached_is_read(owner: Owner, offers_memory: bool) -> None:
+    digests = owner.compute(PROMPT)
+    peer = connect(owner.serve(offers_memory=offers_memory).address)
+    assert peer.engine_id == "owner" and peer.via == ("memory" if offers_memory else "socket")
+    rows = read(peer, peer.hold(digests, 1, 1.0))
+    assert len(rows) == 3
+    for row, digest in zip(rows, digests[1:], strict=True):
+        assert np.array_equal(row, content_of(digest))
+    assert peer.hold([b"x" * 32, *digests], 0, 1.0) is None
+    assert peer.hold(digests, 4, 1.0) is None
+    peer.close()
+
+
+@pytest.mark.parametrize("offers_memory", [True, False])
+def test_what_was_evicted_since_is_not_read(owner: Owner, offers_memory: bool) -> None:
+    digests = owner.compute(PROMPT)
+    peer = connect(owner.serve(offers_memory=offers_memory).address)
+    held = peer.hold(digests, 0, 1.0)
+    owner.compute(range(100, 196))  # nothing was kept: no step began since
+    assert len(read(peer, held)) == 0
+    peer.close()
+
+
+@pytest.mark.parametrize("offers_memory", [True, False])
+def test_what_is_held_is_not_evicted(owner: Owner, offers_memory: bool) -> None:
+    digests = owner.compute(PROMPT)
+    peer = connect(owner.serve(offers_memory=offers_memory).address)
+    held = peer.hold(digests, 0, 1.0)
+    owner.holds.advance()
+    assert owner.holds.num_blocks == 4
+    owner.compute(range(100, 180))
+    assert len(read(peer, held)) == 4
+    owner.now_s = 2.0
+    owner.holds.advance()
+    assert owner.holds.num_blocks == 0 and owner.holds.num_expired == 1
+    owner.compute(range(200, 296))
+    assert len(read(peer, held)) == 0
+    peer.close()
+
+
+def test_holds_end_with_their_connection(owner: Owner) -> None:
+    digests = owner.compute(PROMPT)
+    server = owner.serve()
+    peer = connect(server.address)
+    held = peer.hold(digests, 0, 30.0)
+    other = peer.hold(digests, 0, 30.0)
+    assert held is not None and other is not None
+    peer.release(held)
+    assert peer.hold(digests, 4, 1.0) is None  # what was said before is done by now
+    owner.holds.advance()
+    assert owner.holds.num_blocks == 4
+    ended = threading.Event()
+    release = owner.holds.release
+    owner.holds.release = lambda hold_id: (release(hold_id), ended.set())  # type: ignore[func-returns-value, assignment]
+    peer.close()
+    assert ended.wait(30)
+    owner.holds.advance()
+    assert owner.holds.num_blocks == 0 and owner.holds.num_expired == 0
+
+
+def test_a_block_that_is_written_to_amid_a_copy_is_dropped(owner: Owner) -> None:
+    """Between the parts of the copy the second block becomes another one."""
+    digests = owner.compute(PROMPT)
+    peer = connect(owner.serve().address)
+    held = peer.hold(digests, 0, 1.0)
+    assert held is not None and peer._pool is not None
+    parts = peer._pool._parts
+
+    def interrupted() -> Iterator[NDArray[np.uint8]]:
+        yield parts[0]
+        raise_generation(owner.pool.generations, held.blocks[1])
+        yield from parts[1:]
+
+    peer._pool._parts = interrupted()  # type: ignore[assignment]
+    assert len(read(peer, held)) == 1
+    peer.close()
+
+
+def test_another_token_or_layout_is_refused(owner: Owner) -> None:
+    server = owner.serve(token="right")
+    with pytest.raises(ProtocolError, match="the token is another one"):
+        connect(server.address, token="wrong")
+    with pytest.raises(ProtocolError, match="the layout is another one"):
+        connect(server.address, token="right", layout=b"M" * 32)
+    with pytest.raises(ProtocolError, match="have another size"):
+        PeerConnection(server.address, token="right", layout=LAYOUT, block_bytes=1, timeout_s=30.0)
+    connect(server.address, token="right").close()
+
+
+def test_a_wrong_checksum_ends_the_connection(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = owner.compute(PROMPT)
+    peer = connect(owner.serve(offers_memory=False).address)
+    held = peer.hold(digests, 0, 1.0)
+    monkeypatch.setattr("engine.transfer.serving.crc32", lambda read: 1)
+    with pytest.raises(ProtocolError, match="checksum"):
+        read(peer, held)
+    peer.close()
+
+
+def test_nonsense_ends_a_connection_and_harms_no_other(owner: Owner) -> None:
+    server = owner.serve()
+    path = server.address.removeprefix("unix:")
+    for text in (b"\xff\xff\xff\xff", b"\0\0\0\x02{}", b"\0\0"):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(path)
+            sock.sendall(text)
+            sock.shutdown(socket.SHUT_WR)
+            assert sock.recv(1) == b""
+    connect(server.address).close()
+
+
+def test_an_address_that_is_taken_is_told(owner: Owner) -> None:
+    path = owner.serve().address
+    with pytest.raises(ConfigError, match="another process does"):
+        BlockServer(
+            path,
+            owner.holds,
+            owner.pool,
+            engine_id="",
+            layout=LAYOUT,
+            block_bytes=1,
+            num_blocks=1,
+        )
+
+
+def test_the_pool_of_another_can_not_be_written_or_shrunk() -> None:
+    pool = SharedPool(4, (64, 32))
+    mapped = map_pool(pool.fd, PoolShape(4, (64, 32)))
+    with pytest.raises(ValueError, match="read-only"):
+        mapped._parts[0][0] = 1
+    with pytest.raises(OSError):
+        os.ftruncate(pool.fd, 0)
+    with pytest.raises(ProtocolError, match="another size"):
+        map_pool(pool.fd, PoolShape(5000, (64, 32)))
+    pool.close()
+    with open("/proc/self/exe", "rb") as file, pytest.raises((ProtocolError, OSError)):
+        map_pool(file.fileno(), PoolShape(4, (64, 32)))
+
+
+OWNER = """
+    import sys
+    from pathlib import Path
+    from tests.engine.transfer.owner import Owner
+    owner = Owner(Path(sys.argv[1]))
+    owner.compute(range(17))
+    print(owner.serve(offers_memory=sys.argv[2] == "memory").address, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("via", ["memory", "socket"])
+def test_an_owner_that_dies_or_hangs_amid_a_read_brings_nothing_wrong(
+    tmp_path: Path, how: signal.Signals, via: str
+) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(OWNER), str(tmp_path), via],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=REPO,
+    )
+    try:
+        assert child.stdout is not None
+        address = child.stdout.readline().strip()
+        peer = connect(address, timeout_s=0.2)
+        here = Owner(tmp_path / "unused")
+        digests = here.compute(PROMPT)
+        here.close()
+        held = peer.hold(digests, 0, 30.0)
+        assert held is not None and len(held.blocks) == 4
+        child.send_signal(how)
+        rows = np.zeros((4, BLOCK_BYTES), np.uint8)
+        if via == "memory":  # what is mapped stays, and is what it was
+            assert peer.read(held, 0, rows) == 4
+            assert all(map(np.array_equal, rows, map(content_of, digests)))
+        else:
+            with pytest.raises((OSError, ProtocolError)):
+                while True:  # what it had sent before its end may still come
+                    num_good = peer.read(held, 0, rows)
+                    assert all(map(np.array_equal, rows[:num_good], map(content_of, digests)))
+        peer.close()
+    finally:
+        child.kill()
+        child.wait()
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.close()
+        child.stdout.close()
