@@ -77,6 +77,18 @@ class InputSplit(msgspec.Struct, frozen=True, kw_only=True):
     cache_write_5m: int = 0
     cache_write_1h: int = 0
 
+    def plus(self, other: InputSplit) -> InputSplit:
+        """Return the parts of two prompts together."""
+        return InputSplit(
+            uncached=self.uncached + other.uncached,
+            cache_read=self.cache_read + other.cache_read,
+            cache_write_5m=self.cache_write_5m + other.cache_write_5m,
+            cache_write_1h=self.cache_write_1h + other.cache_write_1h,
+        )
+
+
+NO_INPUT = InputSplit(uncached=0)
+
 
 def split_input(contract: ContractName, prompt_tokens: int, reused: int) -> InputSplit:
     """Split the prompt of a request without breakpoints, which reads nothing under an explicit

@@ -124,17 +124,22 @@ class _FakeRequest:
         self.answering = sorted({index // request.n for index in self.open})
         """The prompts that have a choice which is open."""
         self.num_tokens = sum(len(request.prompts[number]) for number in self.answering)
-        self.cached_tokens = self.resumed_tokens = 0
+        self.cached_of = dict.fromkeys(self.answering, 0)
+        """The cached tokens of each of these."""
+        self.told: list[int] = []
+        """Those of which a first token, or the embedding, was told."""
+        self.resumed_tokens = 0
         self.kept = NOTHING_KEPT
         self.seen: SeenPrefix | None = None
         self.prefilled = False
 
     @property
     def usage(self) -> Usage:
+        counted = self.told or self.answering
         return Usage(
-            prompt_tokens=self.num_tokens,
+            prompt_tokens=sum(len(self.request.prompts[number]) for number in counted),
             resumed_tokens=self.resumed_tokens,
-            cached_tokens=self.cached_tokens,
+            cached_tokens=sum(self.cached_of[number] for number in counted),
             kept_tokens=self.kept.kept_tokens,
             written_tokens=self.kept.written_tokens,
             seen=self.seen,
@@ -175,6 +180,8 @@ class _FakeRequest:
     def _advance(self, index: int) -> EngineOutput:
         token_id = next(self.answers[index], EOS_TOKEN_ID)
         self.lengths[index] += 1
+        if (number := index // self.request.n) not in self.told:
+            self.told.append(number)
         if self.lengths[index] == 1:
             self.resumed_tokens += self.said[index]
         reason = self._finish_reason(index, token_id)
@@ -399,8 +406,8 @@ class FakeCore:
         for number in fake.answering:
             found = self._cache.look_up(fake.alone[number])
             fake.kept, fake.seen = found.kept, fake.seen if number else found.seen
-            fake.cached_tokens += found.cached_tokens
-        self._charge(fake, INPUT_COST * (fake.num_tokens - fake.cached_tokens))
+            fake.cached_of[number] = found.cached_tokens
+        self._charge(fake, INPUT_COST * (fake.num_tokens - sum(fake.cached_of.values())))
 
     def _charge(self, fake: _FakeRequest, cost: int) -> None:
         self._share.charge(fake.lane, fake.tenant, fake.request.weight, cost)

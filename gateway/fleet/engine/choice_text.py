@@ -14,6 +14,7 @@ import msgspec
 
 from billing.cache_contracts import (
     DEFAULT_CONTRACT,
+    NO_INPUT,
     Breakpoint,
     ContractName,
     InputSplit,
@@ -294,8 +295,19 @@ class PromptReports:
         """
         self.is_silent = not self._tells_ids and self._most is None
 
+    @property
+    def num_prompts(self) -> int:
+        return len(self._prompts)
+
+    def number_of(self, index: int) -> int:
+        """Return the prompt of a choice."""
+        return index // self._n
+
+    def length_of(self, number: int) -> int:
+        return len(self._prompts[number])
+
     def of(self, output: EngineOutput) -> Iterator[PromptReport]:
-        number, index = output.index // self._n, output.index
+        number, index = self.number_of(output.index), output.index
         if self._tells_ids and index not in self._told:
             self._told.add(index)
             yield PromptReport(index=index, token_ids=self._prompts[number])
@@ -305,6 +317,17 @@ class PromptReports:
             told = to_prompt_logprobs(output.prompt_logprobs, self._most, self._tokenizer)
             for choice in range(number * self._n, (number + 1) * self._n):
                 yield PromptReport(index=choice, logprobs=told)
+
+
+class CountedBefore(NamedTuple):
+    """What was counted of a generation by the engines that were lost."""
+
+    num_said: int
+    """Tokens that they generated, of what was read."""
+    begun: frozenset[int]
+    """The prompts, by number, of which they said a token."""
+    counted: InputSplit
+    """How these are counted."""
 
 
 class Choices:
@@ -325,9 +348,13 @@ class Choices:
         self._num_open = len(choices)
         self._input: InputSplit | None = None
         self._input_of: tuple[object, ...] = ()
-        self._num_before: int | None = None
-        """Tokens that other engines generated of what was read; None: the first one still writes.
-        """
+        self._before: CountedBefore | None = None
+        """None: the first engine still writes."""
+        self._heard: set[int] = set()
+        """The prompts, by number, of which the engine that writes said a token."""
+        self._num_cached = self._num_fresh = self._num_fresh_cached = 0
+        """Tokens of those prompts: the cached ones; all and the cached ones of prompts that no
+        engine had computed before."""
 
     @property
     def over(self) -> bool:
@@ -339,13 +366,20 @@ class Choices:
         return tuple(choice.index for choice in self._choices if choice.over)
 
     def resume(self) -> None:
-        """Note that another engine goes on. How the prompt is counted stays as the first one
-        counted it."""
-        self._num_before = sum(choice.num_used + choice.num_wasted for choice in self._choices)
+        """Note that another engine goes on. How a prompt is counted stays as the first one that
+        computed it counted it; of what this one computes nothing is known yet."""
+        num_said = sum(choice.num_used + choice.num_wasted for choice in self._choices)
+        begun = self._heard if self._before is None else self._heard | self._before.begun
+        counted = NO_INPUT if self._input is None else self._input
+        self._before = CountedBefore(num_said, frozenset(begun), counted)
+        self._heard, self.usage = set(), None
+        self._num_cached = self._num_fresh = self._num_fresh_cached = 0
 
     def read(self, output: EngineOutput) -> ReplicaEvent:
         choice = self._choices[output.index]
         was_over = choice.over
+        if len(self._heard) < self._reports.num_prompts and output.token_ids:
+            self._hear(output)
         delta = choice.read(output)
         self._num_open -= choice.over and not was_over
         if output.usage.prefilled:
@@ -373,12 +407,16 @@ class Choices:
             wasted += choice.num_wasted
             reasoning += choice.num_reasoning
         if output.finished:
-            unseen = (self._num_before or 0) + usage.generated_tokens - used - wasted
+            num_before = 0 if self._before is None else self._before.num_said
+            unseen = num_before + usage.generated_tokens - used - wasted
             if self.over:
                 wasted += unseen
             else:
                 used += unseen
-        counted, goes_on = self._split(usage), self._num_before is not None
+        counted, again, cached_again = self._split(usage), 0, 0
+        if self._before is not None:
+            cached_again = usage.cached_tokens - self._num_fresh_cached
+            again = usage.input_tokens - self._num_fresh - cached_again
         return MeteredUsage(
             uncached_input=counted.uncached,
             cache_read=counted.cache_read,
@@ -387,13 +425,30 @@ class Choices:
             output=used,
             reasoning_output=reasoning,
             wasted_output=wasted,
-            recomputed_input=usage.input_tokens - usage.cached_tokens if goes_on else 0,
-            recomputed_cached=usage.cached_tokens if goes_on else 0,
+            recomputed_input=again,
+            recomputed_cached=cached_again,
         )
 
+    def _hear(self, output: EngineOutput) -> None:
+        """Note of which prompt this is the first token, and whether that was computed before."""
+        number, num_cached = self._reports.number_of(output.index), output.usage.cached_tokens
+        if number in self._heard:
+            return
+        self._heard.add(number)
+        if self._before is not None and number not in self._before.begun:
+            length = self._reports.length_of(number)
+            self._num_fresh += length
+            self._num_fresh_cached += min(length, max(0, num_cached - self._num_cached))
+        self._num_cached = num_cached
+
     def _split(self, usage: Usage) -> InputSplit:
-        """Split the prompt, anew where what is known of it has changed: not from token to token."""
-        if self._input is not None and self._num_before is not None:
+        """Split the prompts, anew where what is known of them has changed: not from token to token."""
+        if self._before is not None:
+            counted = self._before.counted
+            if not self._num_fresh:
+                return counted
+            fresh = split_input(self._contract, self._num_fresh, self._num_fresh_cached)
+            self._input = counted.plus(fresh)
             return self._input
         read = usage.prompt_tokens, usage.cached_tokens, usage.kept_tokens, usage.written_tokens
         if self._input is None or read != self._input_of:

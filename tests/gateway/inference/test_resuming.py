@@ -38,6 +38,7 @@ from gateway.inference.services import GenerationServices
 from gateway.inference.settlement import CrashSettlement
 from gateway.limits.allowance import PauseReasons
 from gateway.limits.outcomes import Units
+from gateway.wire.openai.completions import from_completions
 from gateway.wire.openai.from_chat import from_openai
 from gateway.wire.surfaces import CHAT
 from tests.gateway.office import AsListed, Office, WatchedLimiter, read
@@ -466,3 +467,61 @@ def test_what_turns_out_to_be_reasoning_is_booked_once() -> None:
     assert to_quantities_since(usage, before, attempt) == Quantities(reasoning_output=6)
     later = msgspec.structs.replace(usage, output=20)
     assert to_quantities_since(later, usage, attempt) == Quantities(output=11)
+
+
+PROMPTS = ["One, two and three.", "Four"]
+
+
+def completion(**fields: Any) -> GenerateRequest:
+    body = {"model": "m", "prompt": PROMPTS, "max_tokens": 4, "stream": True, "seed": 3}
+    return from_completions(json.dumps(body | fields).encode(), "engine")
+
+
+@pytest.mark.parametrize("deaths", [(1,), (2,), (3,), (1, 1), (1, 2, 1)])
+async def test_each_prompt_is_billed_once_wherever_it_was_first_computed(
+    deaths: tuple[int, ...], open_office: Callable[..., Office], engine: MakeEngine
+) -> None:
+    """The first output is of the first prompt, the second of the second one."""
+    engines = [engine(each) for each in deaths]
+    office = open_office(*engines, engine())
+    await say(office, completion())
+    await office.settled()
+    events = await office.billed()
+    lengths = [len(each) for each in engines[0].asked[0].prompts]
+    bills, waste = of_kind(events, "usage"), of_kind(events, "waste")
+    first = lengths[:1] if deaths[0] == 1 else lengths
+    assert bills[0].quantities.input_total == sum(first)
+    assert sum(each.quantities.input_total for each in bills) == sum(lengths)
+    assert sum(each.quantities.output for each in bills) == 4 * len(PROMPTS)
+    again = [each.quantities.input_total for each in waste if each.finish == "failover"]
+    if deaths == (1,):
+        assert again == [lengths[0] + 1]
+    assert office.services.limiter.settled == [  # type: ignore[attr-defined]
+        sum(lengths) + 4 * len(PROMPTS)
+    ]
+
+
+async def test_who_leaves_in_the_queue_of_a_third_engine_adds_no_waste(
+    open_office: Callable[..., Office], engine: MakeEngine
+) -> None:
+    """Nothing of it ran there, whatever was computed again before."""
+    third, is_asked = engine(), asyncio.Event()
+
+    async def never(_: float) -> None:
+        is_asked.set()
+        await asyncio.Event().wait()
+
+    third._sleep = never
+    office = open_office(engine(4), engine(3), third)
+    delivery = office.begin(request=chat())
+    reading = asyncio.create_task(read(delivery))
+    await is_asked.wait()
+    delivery.abandon()
+    await reading
+    await office.settled()
+    events = await office.billed()
+    bills, waste = of_kind(events, "usage"), of_kind(events, "waste")
+    assert [each.quantities.output for each in bills] == [4, 3]
+    prompt = bills[0].quantities.input_total
+    assert [each.quantities.input_total for each in waste] == [prompt + 4]
+    await third.close()
