@@ -64,6 +64,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_timeout_s: float
     max_steps_in_flight: int
     embedding_size: int
+    identities: dict[str, str]
+    """As in `ReplicaStatus`."""
     generates: bool = True
     """False: the checkpoint has no head and only embeds."""
     whole_prompts: bool = False

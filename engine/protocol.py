@@ -375,6 +375,18 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
     sliding_window: int | None = None
     """The tokens that each position attends to; None: all before it. With one, a cached block does
     not mean that those before it are cached."""
+    identities: dict[str, str] = {}
+    """The name of what it answers with (`engine.weights.identity`), by adapter and, under "", of
+    the model as it is: of two engines with the same name each can go on with what the other
+    began."""
+
+    @property
+    def largest_step_s(self) -> float:
+        """Return what its largest step takes by what it has learnt: one full of the last tokens of
+        a prompt as long as any. 0: it has learnt nothing yet."""
+        costs, tokens = self.costs, self.max_step_tokens
+        pairs_s = costs.pair_s * tokens + costs.chunk_context_token_s
+        return costs.step_s + costs.prompt_token_s * tokens + pairs_s * self.max_model_len
 
 
 class OrphanedUsage(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="orphan"):

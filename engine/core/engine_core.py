@@ -63,6 +63,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import check_adapter, check_head, check_request
 from engine.tiers.policy import PrefillCosts
 from engine.transport.startup import GIB, Startup
+from engine.weights.identity import identities_of
 from engine.weights.loader import load_model
 from engine.weights.registry import load_model_config
 
@@ -265,6 +266,7 @@ class EngineCore:
             num_tier_blocks=0 if loader is None else loader.tier.num_blocks,
             max_tier_blocks=0 if loader is None else loader.tier.max_blocks,
             tier_hit_tokens=0 if loader is None else loader.num_hit_tokens,
+            identities=resolved.identities,
         )
 
     def check_integrity(self) -> None:
@@ -460,6 +462,7 @@ def _resolve(config: EngineConfig, loaded: list[_LoadedModel], startup: Startup)
         kv_bytes_per_token=per_token,
         max_steps_in_flight=max_steps_in_flight,
         embedding_size=model.config.hidden_size,
+        identities=identities_of(config),
         generates=model.config.generates,
         whole_prompts=model.config.encoder is not None,
         pooling=model.config.embedding.pooling,

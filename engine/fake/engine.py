@@ -247,6 +247,7 @@ class FakeCore:
             step_timeout_s=config.step_timeout_s or STEP_TIMEOUT_S,
             max_steps_in_flight=1,
             embedding_size=EMBEDDING_SIZE,
+            identities={name: f"{config.model} {name}" for name in ("", *config.adapters)},
             generates=generates,
         )
         self._respond = respond
@@ -375,6 +376,7 @@ class FakeCore:
             num_cached_blocks=self._cache.num_cached_blocks,
             costs=self.costs,
             max_step_tokens=self.resolved.config.max_num_batched_tokens,
+            identities=self.resolved.identities,
         )
 
     def _lane(self, lane: Lane) -> LaneStatus:

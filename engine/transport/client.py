@@ -63,8 +63,10 @@ itself was held up (stopped, or short of processor time), the one look that is l
 nobody."""
 MISSED_HEARTBEATS = 3
 """So many in a row, and an engine is silent."""
+LARGEST_STEPS = 2
+"""It is not before it was silent for as long as so many of its largest steps take,"""
 SILENT_PART = 1 / 20
-"""At least that part of the time after which an engine hangs: a slow one is longer silent."""
+"""or for this part of the time after which it hangs: it may not have had its longest step yet."""
 FAREWELL_S = 1.0
 """Bounds the wait for the engine to read what a client said before it left."""
 MAX_WRITE_BUFFER_BYTES = 64 * 1024 * 1024
@@ -278,8 +280,7 @@ class EngineClient:
     def is_silent(self) -> bool:
         if self._writer is None:
             return False
-        least_s = MISSED_HEARTBEATS * HEARTBEAT_INTERVAL_S
-        return self._silent_s >= max(least_s, SILENT_PART * self.status.step_timeout_s)
+        return self._silent_s >= silence_of(self.status)
 
     def leave(self, request_id: str) -> None:
         stream = self._streams.get(request_id)
@@ -490,6 +491,15 @@ class EngineClient:
         self._status = status
         if self.on_status is not None:
             self.on_status(status)
+
+
+def silence_of(status: ReplicaStatus) -> float:
+    """Return for how many seconds an engine is not heard of, by what it said, before it is silent:
+    longer than any step of it takes, as far as it has learnt that, and no longer than until it
+    hangs. It has learnt from the parts of its steps: one for which it was stopped teaches next to
+    nothing."""
+    least_s = max(MISSED_HEARTBEATS * HEARTBEAT_INTERVAL_S, SILENT_PART * status.step_timeout_s)
+    return min(status.step_timeout_s, max(least_s, LARGEST_STEPS * status.largest_step_s))
 
 
 async def hang_up(writer: asyncio.StreamWriter) -> None:

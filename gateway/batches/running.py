@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from billing.events import Attempt, DisputedUsage, Quantities, UsageEvent
 from gateway.batches.endpoints import LineEndpoint
 from gateway.batches.lines import EndedLine, LeasedLine
-from gateway.fleet.errors import ReplicaDied, ReplicaUnreadable
+from gateway.fleet.errors import ReplicaDied, ReplicaStepFailed, ReplicaUnreadable
 from gateway.http_errors.table import HttpError
 from gateway.inference.calls import RequestContext
 from gateway.inference.delivery import Delivery
@@ -171,7 +171,7 @@ def _failed(endpoint: LineEndpoint, line: LeasedLine, error: Exception) -> Ended
     if isinstance(error, OrgSuspended):
         return PutOff(SUSPENDED_S)
     found = endpoint.to_http_error(error)
-    had_it = isinstance(error, ReplicaDied | ReplicaUnreadable)
+    had_it = isinstance(error, ReplicaDied | ReplicaStepFailed | ReplicaUnreadable)
     if found.status == OVERLOADED and not had_it:
         return PutOff(getattr(error, "retry_after_s", 0.0), is_away=True)
     if found.status >= 500 and line.losses + 1 < MAX_LOSSES:

@@ -4,6 +4,7 @@ FleetError                  code for clients
 ├── ReplicaUnavailable      service_unavailable nothing ran; another replica may be tried
 │   ├── ReplicaUnauthorised service_unavailable an upstream refuses this gateway, not the request
 │   ├── ReplicaDied         service_unavailable it was lost before its first event
+│   ├── ReplicaStepFailed   service_unavailable a step of its engine raised before that
 │   ├── ReplicaUnreadable   service_unavailable it answered, and nobody can read that
 │   └── ReplicaOverloaded   overloaded          its bounded queue is full
 │       └── NoSlot          overloaded          it did not get its turn, or not in time
@@ -45,6 +46,11 @@ class ReplicaUnauthorised(ReplicaUnavailable):
 class ReplicaDied(ReplicaUnavailable):
     """Says that a replica had the request and was lost before its first event: it may be asked once
     more when it is back."""
+
+
+class ReplicaStepFailed(ReplicaUnavailable):
+    """Says that a step of an engine failed with the request in it, before its first event: the
+    request may be the cause."""
 
 
 class ReplicaUnreadable(ReplicaUnavailable):
@@ -93,8 +99,11 @@ class DeadlinePassed(FleetError):
 
 class ReplicaLost(FleetError):
     """Says that a replica was lost after its first event. `rest`: what another replica of the same
-    route goes on with; None: nobody can."""
+    route goes on with; None: nobody can. `by_step`: a step of its engine failed with the request in
+    it, which may be the cause."""
 
-    def __init__(self, message: str, *, rest: PreparedRequest | None = None) -> None:
+    def __init__(
+        self, message: str, *, rest: PreparedRequest | None = None, by_step: bool = False
+    ) -> None:
         super().__init__(message)
-        self.rest = rest
+        self.rest, self.by_step = rest, by_step

@@ -237,6 +237,15 @@ class HeardReplica(Protocol):
 
 
 @runtime_checkable
+class ResumingReplica(Protocol):
+    """A replica that can go on with what another one of the same model has begun."""
+
+    def may_go_on(self, rest: PreparedRequest) -> bool:
+        """Tell whether it runs that model, as far as is known: one that was never heard of may."""
+        ...
+
+
+@runtime_checkable
 class LocatingReplica(Protocol):
     """A replica that knows what it made of a conversation."""
 

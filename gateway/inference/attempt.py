@@ -48,6 +48,9 @@ the house pays it as waste, and all that was not sent."""
 ABORT_TIMEOUT_S = 2.0
 """How long an abandoned attempt may take to say what it used."""
 MAX_ATTEMPT_S = 3600.0
+MAX_REPLAYS = 1
+"""How often a generation is tried once more after a step of an engine that failed: the next one
+would fail as well where it is the cause."""
 LOOK_S = 1.0
 """Between two looks whether the replica is silent."""
 RESUMED = b": resumed\n\n"
@@ -77,14 +80,16 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     pauses: PauseReasons
     resumes_left: int
     """After this one."""
+    replays_left: int
     lost_at: float
     """Monotonic seconds."""
 
 
 class ReplicaAttempt:
     """A try of an admitted call on one replica. `record`: the attempt as the books know it.
-    `handover`: of the attempt that it goes on with; None: it begins. `elsewhere`: whether another
-    replica could go on with it now."""
+    `handover`: of the attempt that it goes on with; None: it begins. `replays_left`: how often it
+    may be tried once more after a step that failed. `elsewhere`: whether another replica could go
+    on with it now."""
 
     def __init__(
         self,
@@ -97,6 +102,7 @@ class ReplicaAttempt:
         replica: Replica,
         prepared: PreparedRequest,
         handover: Handover | None = None,
+        replays_left: int = MAX_REPLAYS,
         elsewhere: Callable[[], bool] | None = None,
     ) -> None:
         self.services, self.call = services, call
@@ -104,6 +110,7 @@ class ReplicaAttempt:
         self.record, self.replica, self.prepared = record, replica, prepared
         self.account: Account | Spool = call.account or services.spool
         self.handover, self.elsewhere = handover, elsewhere
+        self.replays_left = replays_left
         self.before = NOTHING_USED if handover is None else handover.usage
         self.held = () if handover is None else handover.held
         if handover is None:
@@ -175,12 +182,12 @@ class ReplicaAttempt:
 
     def rest_after(self, failure: Exception | None) -> PreparedRequest | None:
         """Return what another replica may go on with; None: the generation ends here."""
-        rest = failure.rest if isinstance(failure, ReplicaLost) else None
-        if rest is None or self.delivery.abandoned:
+        if not isinstance(failure, ReplicaLost) or self.delivery.abandoned:
             return None
-        if self.resumes_left == 0 and self.services.max_resumes:
+        may_again = self.resumes_left > 0 and (self.replays_left > 0 or not failure.by_step)
+        if failure.rest is not None and not may_again and self.services.max_resumes:
             self.call.meter.resumed("exhausted")
-        return rest if self.resumes_left else None
+        return failure.rest if may_again else None
 
     async def hand_over(
         self, rest: PreparedRequest, usage: MeteredUsage, failure: Exception | None
@@ -203,6 +210,7 @@ class ReplicaAttempt:
             opening=self.opening,
             pauses=self.pauses,
             resumes_left=self.resumes_left - 1,
+            replays_left=self.replays_left - (isinstance(failure, ReplicaLost) and failure.by_step),
             lost_at=time.monotonic(),
         )
         return Outcome(usage=usage, failure=failure, handover=handover)
@@ -371,12 +379,7 @@ class ReplicaAttempt:
             finish="disconnect" if self.delivery.was_left else "error" if ended else "done",
         )
         events = [*held, *own]
-        try:
-            await self.account.close(*events)
-        except SpoolFull as full:
-            if not is_loss and self.is_our_loss(full):
-                self.services.spool.replace_queued(events, as_waste(events))
-            raise
+        await book(self.services, self.call, self.delivery, events)
         if usage.is_disputed:
             self.call.meter.disputed(self.replica.name, usage)
         if not is_loss:
@@ -438,6 +441,22 @@ def is_our_loss(call: GenerationCall, delivery: Delivery, failure: Exception | N
     given_up = delivery.abandoned and not delivery.was_left
     ended_by_us = failure is not None or given_up
     return ended_by_us and not (call.request.stream and delivery.begun)
+
+
+async def book(
+    services: GenerationServices,
+    call: GenerationCall,
+    delivery: Delivery,
+    events: Sequence[UsageEvent],
+) -> None:
+    """Close what ends a generation or a part of it. What only a full spool makes our loss is
+    nobody's bill. Raises what the account raises."""
+    try:
+        await (call.account or services.spool).close(*events)
+    except SpoolFull as full:
+        if is_our_loss(call, delivery, full):
+            services.spool.replace_queued(events, as_waste(events))
+        raise
 
 
 def note_billed(call: GenerationCall, delivery: Delivery, events: Sequence[UsageEvent]) -> None:

@@ -22,6 +22,7 @@ from gateway.fleet.errors import (
     NoSlot,
     ReplicaLost,
     ReplicaOverloaded,
+    ReplicaStepFailed,
     ReplicaUnavailable,
 )
 from gateway.fleet.replica import PreparedRequest, Replica
@@ -30,7 +31,7 @@ from gateway.fleet.routing import explain
 from gateway.generate_request import under_a_cap
 from gateway.generation_events import MeteredUsage
 from gateway.ids import uuid7_text
-from gateway.inference.attempt import ABORT_TIMEOUT_S, Outcome, ReplicaAttempt
+from gateway.inference.attempt import ABORT_TIMEOUT_S, MAX_REPLAYS, Outcome, ReplicaAttempt
 from gateway.inference.calls import GenerationCall
 from gateway.inference.delivery import Delivery
 from gateway.inference.metering import new_attempt, rated, to_units
@@ -212,7 +213,7 @@ async def attempt_in_order(
 ) -> Outcome:
     """Try replicas in order until one has begun. The last one is tried once more if it died before
     that and is back in time. `prepared` and `record`: for the first of them."""
-    outcome = NOTHING_RAN
+    outcome, replays_left = NOTHING_RAN, MAX_REPLAYS
     order = list(replicas)
     for position, replica in enumerate(order):
         if delivery.abandoned:
@@ -233,6 +234,7 @@ async def attempt_in_order(
                 record=record,
                 replica=replica,
                 prepared=prepared,
+                replays_left=replays_left,
                 elsewhere=elsewhere(order[position + 1 :], replica),
             ).run()
         except ReplicaUnavailable as error:
@@ -246,6 +248,10 @@ async def attempt_in_order(
             break
         services.fleet.report(replica, ok=False)
         log.warning("replica %s is unavailable: %s", replica.name, outcome.failure)
+        if isinstance(outcome.failure, ReplicaStepFailed):
+            if not replays_left:
+                break
+            replays_left -= 1
         may_again = position + 1 == len(order) == len(replicas)
         if may_again and await comes_back(outcome.failure, replica, call, delivery):
             order.append(replica)

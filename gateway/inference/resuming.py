@@ -17,14 +17,15 @@ import msgspec
 
 from billing.events import Attempt, as_waste
 from billing.pricing.rating import prices_at
-from gateway.fleet.errors import NoSlot, ReplicaDied, ReplicaUnavailable
-from gateway.fleet.replica import HeardReplica, Replica, ReturningReplica
+from gateway.fleet.errors import NoSlot, ReplicaDied, ReplicaStepFailed, ReplicaUnavailable
+from gateway.fleet.replica import HeardReplica, Replica, ResumingReplica, ReturningReplica
 from gateway.fleet.router import Route, affinity
 from gateway.ids import uuid7_text
 from gateway.inference.attempt import (
     Handover,
     Outcome,
     ReplicaAttempt,
+    book,
     is_our_loss,
     note_billed,
 )
@@ -38,8 +39,8 @@ log = logging.getLogger(__name__)
 
 MAX_RETURN_S = 60.0
 """How long a request waits for a replica to be back."""
-REST_S = 0.25
-"""Between two rounds of asking replicas of which none took it."""
+REST_S, MAX_REST_S = 0.25, 4.0
+"""Between two rounds of asking replicas of which none took it: doubled with each."""
 
 
 async def comes_back(
@@ -106,6 +107,7 @@ class Resumption:
     ) -> None:
         self._services, self._call, self._delivery = services, call, delivery
         self._allowance, self._handover = allowance, handover
+        self._replays_left = handover.replays_left
         self._is_counted = False
         prices = prices_at(record.prices, handover.usage.prompt_tokens)
         self._record = msgspec.structs.replace(record, prices=prices)
@@ -113,18 +115,20 @@ class Resumption:
     async def run(self, lost: Exception | None) -> Outcome:
         """Ask the replicas that are there until one takes it, as long as that makes sense. `lost`:
         what its client hears if none does."""
-        until = time.monotonic() + self._longest_s
+        until, rest_s = time.monotonic() + self._longest_s, REST_S
         while not self._delivery.abandoned:
-            route = self._route()
-            if route is None:
+            route, able = self._able()
+            if route is None or not able:
+                log.warning("%s: nobody runs its model any more", self._call.request_id)
                 break
-            outcome, may_again = await self._ask_all(route)
+            outcome, may_again = await self._ask_all(route, able)
             if outcome is not None:
                 return outcome
             left_s = until - time.monotonic()
             if left_s <= 0 or not may_again:
                 break
-            await self._wait_for_one(route.replicas, left_s)
+            await self._wait_for_one(able, rest_s, left_s)
+            rest_s = min(2 * rest_s, MAX_REST_S)
         return await self._give_up(lost)
 
     @property
@@ -134,19 +138,24 @@ class Resumption:
             return MAX_RETURN_S
         return min(MAX_RETURN_S, self._call.begun_at + given_s - time.monotonic())
 
-    def _route(self) -> Route | None:
-        """Return the route as it is now; None: the model is served no more."""
+    def _able(self) -> tuple[Route | None, Sequence[Replica]]:
+        """Return the route as it is now, and its replicas, the best first, that run what has begun
+        this: by other settings another model may have its name. None: the name is served no
+        more."""
+        fleet, call, rest = self._services.fleet, self._call, self._handover.rest
         try:
-            return self._services.fleet.resolve(self._call.request.model, self._call.principal)
+            route = fleet.resolve(call.request.model, call.principal)
         except UnknownModel:
-            return None
+            return None, ()
+        ordered = fleet.order(route, affinity(call.request, call.principal))
+        able = [each for each in ordered if isinstance(each, ResumingReplica)]
+        return route, [each for each in able if each.may_go_on(rest)]
 
-    async def _ask_all(self, route: Route) -> tuple[Outcome | None, bool]:
+    async def _ask_all(self, route: Route, able: Sequence[Replica]) -> tuple[Outcome | None, bool]:
         """Return how it went on, and otherwise whether asking again may help. Those that an engine
         took along count each other: they spread over the replicas that are left."""
         fleet, call, rest = self._services.fleet, self._call, self._handover.rest
-        ordered = fleet.order(route, affinity(call.request, call.principal))
-        routed = fleet.choose(route, ordered, rest, call.priority)
+        routed = fleet.choose(route, able, rest, call.priority)
         if not self._is_counted and is_there(routed.replicas[0]):
             self._is_counted = True  # once, however often they are asked
             routed.send()
@@ -164,7 +173,8 @@ class Resumption:
                 replica=replica,
                 prepared=rest,
                 handover=self._handover,
-                elsewhere=elsewhere(route.replicas, replica),
+                replays_left=self._replays_left,
+                elsewhere=elsewhere(able, replica),
             )
             outcome = await attempt.run()
             if attempt.usage is not None:
@@ -176,16 +186,24 @@ class Resumption:
                 return None, False
             fleet.report(replica, ok=False)
             log.warning("replica %s is unavailable: %s", replica.name, failure)
+            if isinstance(failure, ReplicaStepFailed):
+                if not self._replays_left:
+                    return None, False
+                self._replays_left -= 1
         return None, True
 
-    async def _wait_for_one(self, replicas: Sequence[Replica], longest_s: float) -> None:
-        """Wait until one is back, or for a moment where one is there and took nothing."""
+    async def _wait_for_one(
+        self, replicas: Sequence[Replica], rest_s: float, longest_s: float
+    ) -> None:
+        """Wait until one that is away is back; where others are there and took nothing, no longer
+        than `rest_s`."""
         loop = asyncio.get_running_loop()
-        away = [each for each in replicas if isinstance(each, ReturningReplica)]
-        if any(each.health().available for each in replicas):
-            away = []
+        gone = [each for each in replicas if not each.health().available]
+        away = [each for each in gone if isinstance(each, ReturningReplica)]
+        if len(away) < len(replicas):
+            longest_s = min(rest_s, longest_s)
         try:
-            async with asyncio.timeout(longest_s if away else REST_S) as limit:
+            async with asyncio.timeout(longest_s) as limit:
                 with self._delivery.on_abandon(lambda: limit.reschedule(loop.time())):
                     await first_back(away, longest_s)
         except TimeoutError:
@@ -201,8 +219,9 @@ class Resumption:
         is_loss = is_our_loss(call, delivery, failure)
         events = as_waste(handover.held) if is_loss else list(handover.held)
         try:
-            await (call.account or self._services.spool).close(*events)
+            await book(self._services, call, delivery, events)
         except Exception as error:
+            is_loss = is_our_loss(call, delivery, error)
             return Outcome(usage=None if is_loss else handover.usage, failure=error)
         note_billed(call, delivery, events)
         return Outcome(usage=None if is_loss else handover.usage, failure=failure)

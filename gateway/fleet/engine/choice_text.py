@@ -320,7 +320,7 @@ class PromptReports:
 
 
 class CountedBefore(NamedTuple):
-    """What was counted of a generation by the engines that were lost."""
+    """Holds what was counted of a generation at the engines that were lost."""
 
     num_said: int
     """Tokens that they generated, of what was read."""
@@ -442,7 +442,7 @@ class Choices:
         self._num_cached = num_cached
 
     def _split(self, usage: Usage) -> InputSplit:
-        """Split the prompts, anew where what is known of them has changed: not from token to token."""
+        """Split the prompts, anew where what is known of them has changed, not at each token."""
         if self._before is not None:
             counted = self._before.counted
             if not self._num_fresh:

@@ -53,8 +53,9 @@ class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
     """The request without the caller and the deadline, which `stream` adds."""
     reader: Callable[[], Reader] | None = None
     """None: as a conversation is read."""
-    goes_on: bool = False
-    """Another engine has begun it, and `reader` has read what that one said."""
+    begun_by: str | None = None
+    """The identity (`ReplicaStatus.identities`) of the engine that has begun it, and of which
+    `reader` has read what it said. None: nobody has."""
     param_names: Mapping[str, str]
     """The engine's fields that a client knows under another name."""
     prefixes: Prefixes = NO_PREFIXES

@@ -20,6 +20,7 @@ from engine.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     EngineOverloaded,
+    EngineStepFailed,
     EngineUnavailable,
     GrammarExhausted,
     InvalidRequest,
@@ -71,6 +72,7 @@ from gateway.fleet.errors import (
     ReplicaDied,
     ReplicaLost,
     ReplicaOverloaded,
+    ReplicaStepFailed,
     ReplicaUnavailable,
 )
 from gateway.fleet.kv_index import KvIndex
@@ -194,6 +196,20 @@ class EngineReplica:
     def is_silent(self) -> bool:
         return self._client.is_silent
 
+    @property
+    def _identity(self) -> str | None:
+        """Return what tells its model from others; None: its engine was never heard of."""
+        try:
+            return self._client.status.identities.get(self._adapter, "")
+        except EngineUnavailable:
+            return None
+
+    def may_go_on(self, rest: PreparedRequest) -> bool:
+        job = rest.payload
+        if not isinstance(job, EngineJob):
+            return False
+        return job.begun_by is None or self._identity in (None, job.begun_by)
+
     def leave(self, attempt_id: str) -> None:
         self._client.leave(attempt_id)
 
@@ -311,6 +327,9 @@ class EngineReplica:
         here = self._circumstances(job, prepared.request, priority)
         self._ask_to_keep(job.prefixes, attempt_id, cache_salt, priority.tenant)
         generation = job.reader() if job.reader is not None else self._reader(prepared.request, job)
+        if not self.may_go_on(prepared):
+            raise ReplicaUnavailable(f"{self.name}: it runs another model now")
+        identity = self._identity or ""
         asked = self._to_asked(job.request, attempt_id, cache_salt, priority)
         transcript = Transcript(asked)
         begun, had_it = False, self._client.connected
@@ -335,17 +354,21 @@ class EngineReplica:
                     transcript.add(output)
                     event = generation.read(output)
                     begun = True
-                    if event.finished and not job.request.embed and not job.goes_on:
+                    if event.finished and not job.request.embed and job.begun_by is None:
                         event = with_outcome(event, here, job, output.usage, cache_salt)
                     yield event
                     if generation.over and not was_over and not event.finished:
                         await self._client.abort(attempt_id)
         except (InvalidRequest, EngineOverloaded, DeadlineExceeded) as error:
             raise self._to_refusal(error, job) from error
-        except EngineUnavailable as error:
+        except (EngineUnavailable, EngineStepFailed) as error:
             if not generation.over and begun:
-                rest = rest_of(prepared, asked, generation, transcript)
-                raise ReplicaLost(f"{self.name}: {error.message}", rest=rest) from error
+                rest = rest_of(prepared, asked, generation, transcript, identity)
+                raise ReplicaLost(
+                    f"{self.name}: {error.message}",
+                    rest=rest,
+                    by_step=isinstance(error, EngineStepFailed),
+                ) from error
             if not generation.over:
                 raise self._to_unavailable(error, had_it) from error
             # The client has its whole answer; only the waste is not known to the last token.
@@ -505,18 +528,26 @@ class EngineReplica:
                     param = job.form.param
                 return BadField(f"Invalid value for '{param}': {error.message}.", param=param)
 
-    def _to_unavailable(self, error: EngineUnavailable, had_it: bool) -> FleetError:
+    def _to_unavailable(
+        self, error: EngineUnavailable | EngineStepFailed, had_it: bool
+    ) -> FleetError:
         """`had_it`: the engine was there when it was asked."""
         kind = ReplicaDied if had_it and not self._client.connected else ReplicaUnavailable
+        if isinstance(error, EngineStepFailed):
+            kind = ReplicaStepFailed
         return kind(f"{self.name}: {error.message}", retry_after_s=RESTART_S)
 
 
 def rest_of(
-    prepared: PreparedRequest, asked: EngineRequest, reader: Reader, transcript: Transcript
+    prepared: PreparedRequest,
+    asked: EngineRequest,
+    reader: Reader,
+    transcript: Transcript,
+    identity: str,
 ) -> PreparedRequest | None:
-    """Return what is left of a request, for an engine of the same model. The reader of its text
-    goes on, too: what it holds back, what it looks for and where a call stands is in no token.
-    None: it cannot go on."""
+    """Return what is left of a request, for an engine of the same model, which has this
+    `identity`. The reader of its text goes on, too: what it holds back, what it looks for and where
+    a call stands is in no token. None: it cannot go on."""
     if not isinstance(reader, ResumableReader):
         return None
     job: EngineJob = prepared.payload
@@ -526,16 +557,16 @@ def rest_of(
         request=transcript.rest_of(asked, reader.ended),
         reader=lambda: reader,
         prefixes=NO_PREFIXES,
-        goes_on=True,
+        begun_by=identity,
     )
     return msgspec.structs.replace(prepared, payload=rest)
 
 
-def failure_of(last: EngineOutput) -> EngineUnavailable | GrammarExhausted:
+def failure_of(last: EngineOutput) -> EngineStepFailed | GrammarExhausted:
     """Return what ended a request amid its output."""
     if last.error_code == GrammarExhausted.code:
         return GrammarExhausted("grammar needs too much work amid the output", param="grammar")
-    return EngineUnavailable(f"the step failed: {last.error_code}")
+    return EngineStepFailed(f"the step failed: {last.error_code}")
 
 
 def with_outcome(

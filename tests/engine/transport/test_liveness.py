@@ -21,13 +21,13 @@ from engine.errors import ConfigError, EngineUnavailable
 from engine.fake.engine import FakeCore
 from engine.models import llama
 from engine.models.config import ModelConfig, model_config, parse
-from engine.protocol import EngineOutput, OrphanedUsage, ReplicaStatus, ServerMessage
+from engine.protocol import EngineOutput, OrphanedUsage, ReplicaStatus, ServerMessage, StepCosts
 from engine.runner.memory.sizing import (
     MIN_STEP_TIMEOUT_S,
     derive_step_timeout_s,
     operations_per_token,
 )
-from engine.transport.client import EngineClient
+from engine.transport.client import EngineClient, silence_of
 from engine.transport.frames import open_connection
 from engine.transport.server import EngineServer
 from tests.engine.peers import CONFIG, LONG, GatedCore, Join, Serve, ask, collect, paced, until
@@ -314,3 +314,18 @@ def test_the_bound_grows_with_the_step_and_shrinks_with_the_machine() -> None:
     assert of_a_step(small, "cpu") == of_a_step(large, "cuda") == MIN_STEP_TIMEOUT_S
     assert of_a_step(large, "cpu") > 1000
     assert of_a_step(large, "cuda", max_num_batched_tokens=8192) > 100
+
+
+def test_an_engine_is_silent_after_more_than_its_largest_step_and_before_it_hangs() -> None:
+    core = FakeCore(msgspec.structs.replace(CONFIG, max_num_batched_tokens=1000))
+    core.resolved = msgspec.structs.replace(
+        core.resolved, step_timeout_s=60.0, max_model_len=10_000
+    )
+    assert silence_of(core.status()) == 3.0
+    core.costs = StepCosts(step_s=0.5, prompt_token_s=0.002, pair_s=1e-7, chunk_context_token_s=0.0)
+    assert silence_of(core.status()) == pytest.approx(2 * (0.5 + 2.0 + 1.0))
+    core.costs = StepCosts(prompt_token_s=1.0)
+    assert silence_of(core.status()) == 60.0
+    core.resolved = msgspec.structs.replace(core.resolved, step_timeout_s=400.0)
+    core.costs = StepCosts()
+    assert silence_of(core.status()) == 20.0, "its largest step may be yet to come"

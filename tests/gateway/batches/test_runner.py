@@ -23,6 +23,7 @@ from gateway.batches.tables import batch_lines, batches
 from gateway.fleet.errors import (
     ReplicaDied,
     ReplicaLost,
+    ReplicaStepFailed,
     ReplicaUnavailable,
     ReplicaUnreadable,
 )
@@ -221,7 +222,7 @@ async def test_what_is_lost_is_tried_again_and_then_fails_alone(
     assert [each.kind for each in wasted] == ["waste"] * MAX_LOSSES
 
 
-@pytest.mark.parametrize("kind", [ReplicaDied, ReplicaUnreadable])
+@pytest.mark.parametrize("kind", [ReplicaDied, ReplicaStepFailed, ReplicaUnreadable])
 @pytest.mark.parametrize("shape", ["openai", "anthropic"])
 async def test_a_line_that_never_gets_a_whole_answer_fails_and_costs_nothing(
     world: World,

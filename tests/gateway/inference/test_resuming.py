@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,15 +19,15 @@ from billing.events import Attempt, Band, Price, Quantities, UsageEvent, failove
 from billing.pricing.price_book import PriceBook
 from billing.pricing.rating import prices_at, rate
 from billing.spool.spool import Spool
-from engine.errors import EngineUnavailable
+from engine.errors import EngineStepFailed, EngineUnavailable
 from engine.fake.engine import FAKE_CONFIG, FakeCore, FakeEngine, drawn
-from engine.protocol import EngineOutput, EngineRequest
+from engine.protocol import EngineOutput, EngineRequest, Usage
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from engine.transport.output_streams import Acceptance, Take
 from foundation.tasks import TaskSet
 from gateway.fleet.engine.replica import EngineReplica
-from gateway.fleet.errors import ReplicaLost
+from gateway.fleet.errors import ReplicaLost, ReplicaStepFailed
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
 from gateway.generate_request import AnswerHeader, GenerateRequest
@@ -41,7 +42,8 @@ from gateway.limits.outcomes import Units
 from gateway.wire.openai.completions import from_completions
 from gateway.wire.openai.from_chat import from_openai
 from gateway.wire.surfaces import CHAT
-from tests.gateway.office import AsListed, Office, WatchedLimiter, read
+from tests.billing.spool.test_spool import full_disk
+from tests.gateway.office import AsListed, Office, ScriptedReplica, WatchedLimiter, read
 
 LENGTH = 12
 
@@ -467,6 +469,121 @@ def test_what_turns_out_to_be_reasoning_is_booked_once() -> None:
     assert to_quantities_since(usage, before, attempt) == Quantities(reasoning_output=6)
     later = msgspec.structs.replace(usage, output=20)
     assert to_quantities_since(later, usage, attempt) == Quantities(output=11)
+
+
+class FailingEngine(MortalEngine):
+    """A step of it fails behind so many outputs of each request, and with it the request."""
+
+    async def generate(
+        self, request: EngineRequest, take: Take | None = None, *, at_once: bool = False
+    ) -> AsyncGenerator[EngineOutput, None]:
+        try:
+            async with aclosing(super().generate(request, take)) as outputs:
+                async for output in outputs:
+                    yield output
+        except EngineUnavailable:
+            yield EngineOutput(
+                request_id=request.request_id,
+                usage=Usage(prompt_tokens=1),
+                finish_reason="error",
+                error_code=EngineStepFailed.code,
+                finished=True,
+            )
+
+
+@pytest.mark.parametrize("num_outputs", [0, 3])
+async def test_a_request_whose_steps_fail_is_tried_once_more_and_no_oftener(
+    num_outputs: int, open_office: Callable[..., Office], tokenizer: Tokenizer
+) -> None:
+    """It may be the cause, and each try may take others along."""
+    engines = [
+        FailingEngine(core_of(tokenizer), *[num_outputs] * 3, comes_back=True) for _ in range(3)
+    ]
+    office = open_office(*engines)
+    with pytest.raises((ReplicaLost, ReplicaStepFailed), match="step failed"):
+        await read(office.begin(request=chat()))
+    await office.settled()
+    assert [len(each.asked) for each in engines] == [1, 1, 0]
+
+
+async def test_who_was_beside_a_failed_step_goes_on_elsewhere(
+    open_office: Callable[..., Office], engine: MakeEngine, tokenizer: Tokenizer
+) -> None:
+    whole = await say(open_office(engine()), chat())
+    first = FailingEngine(core_of(tokenizer), 3, comes_back=True)
+    second, third = engine(2), engine()
+    found = await say(open_office(first, second, third), chat())
+    assert found.replace(RESUMED, b"") == whole
+    assert len(second.asked) == len(third.asked) == 1
+
+
+def core_of_another(tokenizer: Tokenizer) -> FakeCore:
+    size = tokenizer.vocab_size
+    config = msgspec.structs.replace(FAKE_CONFIG, model=Path("another"))
+    return FakeCore(config, vocab_size=size)
+
+
+async def test_nobody_goes_on_with_another_model(
+    open_office: Callable[..., Office], engine: MakeEngine, tokenizer: Tokenizer
+) -> None:
+    """A reload put another path behind the model's name: who began with the old one goes on with
+    the old one, or ends."""
+    whole = await say(open_office(engine()), chat())
+    other, same = MortalEngine(core_of_another(tokenizer)), engine()
+    found = await say(open_office(engine(4), other, same), chat())
+    assert found.replace(RESUMED, b"") == whole
+    assert (len(other.asked), len(same.asked)) == (0, 1)
+    office = open_office(first := engine(4), other)
+    first.core = core_of_another(tokenizer)
+    first.core, restarted = core_of(tokenizer), first.core
+    delivery, said = office.begin(request=chat()), b""
+    with pytest.raises(ReplicaLost, match="killed"):
+        while (chunk := await delivery.next()) is not None:
+            said += chunk
+            if not first.connected:
+                first.core = restarted
+                first.restore()
+    await office.settled()
+    assert whole.startswith(said) and RESUMED not in said
+    assert len(first.asked) == 1 and other.asked == []
+
+
+async def test_nobody_goes_on_where_an_upstream_has_the_name_now(
+    open_office: Callable[..., Office], engine: MakeEngine
+) -> None:
+    office, first = open_office(first := engine(4)), first
+    upstream = ScriptedReplica()
+    route = Route(model="m", kind="upstream", replicas=(upstream,))
+    delivery = office.begin(request=chat())
+    assert await delivery.next()
+    office.services.fleet.replace([route])
+    with pytest.raises(ReplicaLost, match="killed"):
+        await read(delivery)
+    assert upstream.attempts == []
+
+
+async def test_what_was_left_and_finds_no_room_on_disk_is_the_houses(
+    open_office: Callable[..., Office], engine: MakeEngine
+) -> None:
+    """A whole answer of which nobody got a byte, whose client left while nobody was there."""
+    mortal = engine(3)
+    office = open_office(mortal)
+    delivery = office.begin(request=chat(stream=False))
+    reading = asyncio.create_task(read(delivery))
+    async with asyncio.timeout(30):
+        while mortal.connected:
+            await asyncio.sleep(0.002)
+    (segment,) = office.services.spool.directory.glob("*.log")
+    with full_disk(segment.stat().st_size):
+        delivery.abandon()
+        await asyncio.gather(reading, return_exceptions=True)
+        await office.settled()
+    assert office.services.limiter.settled == [None]  # type: ignore[attr-defined]
+    async with asyncio.timeout(30):
+        while not (billed := await office.billed()):
+            await asyncio.sleep(0.01)
+    (event,) = billed
+    assert (event.kind, event.quantities.output) == ("waste", 3)
 
 
 PROMPTS = ["One, two and three.", "Four"]
