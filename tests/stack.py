@@ -213,8 +213,14 @@ class Stack:
     def wait_metric(self, name: str, value: float, timeout_s: float = 90.0, **labels: str) -> None:
         deadline = time.monotonic() + timeout_s
         while (seen := self.metric(name, **labels)) != value:
-            assert time.monotonic() < deadline, f"{name} is {seen}, not {value}"
+            late = time.monotonic() >= deadline
+            assert not late, f"{name} is {seen}, not {value}\n{self.last_lines()}"
             time.sleep(0.1)
+
+    def last_lines(self) -> str:
+        """The end of each log, which goes with the stack when its test has failed."""
+        logs = [self.log, *sorted((self.home / "logs").glob("*.log"))]
+        return "\n".join(f"{path.name}: {path.read_text()[-1500:]}" for path in logs)
 
     def wait_counted(self, work: Callable[[], Sequence[float]], *series: Series) -> None:
         """Until each of `series` has grown by what `work` says, and by no more. An answer ends
