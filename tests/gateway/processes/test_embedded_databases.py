@@ -361,6 +361,23 @@ async def test_what_a_killed_parent_leaves_is_ended_by_the_next_start(folder: Pa
     await child.stop(20)
 
 
+async def test_a_backend_that_outlives_a_killed_postgres_does_not_keep_the_next_from_starting(
+    folder: Path,
+) -> None:
+    home = Home(folder / "home")
+    home.create()
+    first = await embedded.start_postgres(home, durable=False)
+    backend = psutil.Process(first.pid).children()[0]
+    backend.send_signal(signal.SIGSTOP)
+    first.send_signal(signal.SIGKILL)
+    await first.wait()
+    second = await embedded.start_postgres(home, durable=False)
+    assert not backend.is_running() or backend.status() == psutil.STATUS_ZOMBIE
+    embedded.end_orphans(home.postgres)  # of a Postgres that runs there are none
+    assert len(psutil.Process(second.pid).children()) > 3
+    await second.stop(20)
+
+
 async def test_two_gateways_migrate_at_once(postgres_home: Home, db: AsyncEngine) -> None:
     """The loser waits for the winner, finds its work done and does none."""
     url = embedded.postgres_url(postgres_home, "raced")
