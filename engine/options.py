@@ -137,6 +137,13 @@ class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
     """For tests and benchmarks."""
     prefix_caching: Annotated[bool, _memory("compute every prompt in full")] = True
+    kv_host_bytes: Annotated[
+        PositiveInt | None,
+        _memory(
+            "pinned host memory for what the KV cache of a GPU evicts, read back where that is "
+            "quicker than computing; unset: none. On a processor raise --kv-cache-bytes instead"
+        ),
+    ] = None
     kv_disk: Annotated[
         Path | None,
         _memory(

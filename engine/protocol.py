@@ -366,6 +366,11 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
     num_tier_blocks: int = 0
     max_tier_blocks: int = 0
     """Those on disk (`engine.tiers`) and their bound; 0: there is no disk tier."""
+    num_host_blocks: int = 0
+    max_host_blocks: int = 0
+    """Those in host memory (`engine.tiers.host`) and their bound; 0: there is no host tier."""
+    host_hit_tokens: int = 0
+    """Prompt tokens that came from there, since the engine's start."""
     tier_hit_tokens: int = 0
     """The part of `prefix_cache_hit_tokens` that was read from disk."""
     silent_s: float = 0.0

@@ -28,6 +28,7 @@ from bench.tools.workload import SMOLLM2_135M, build_checkpoint
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams, Usage
+from engine.tiers.disk import DiskTier
 from engine.tiers.segment_files import SegmentFile
 
 LENGTHS = (64, 256, 1024, 2048)
@@ -69,8 +70,9 @@ class Asker:
         while self.core.has_work():
             self.core.step()
         if (loader := self.core._loader) is not None:
-            while loader.tier._pending:
-                loader.tier.wait(1.0)
+            assert isinstance(loader.disk, DiskTier)
+            while loader.disk._pending:
+                loader.signal.wait(1.0)
         cache = self.core._scheduler.cache
         while cache._idle:
             cache._evict()
@@ -121,8 +123,8 @@ def main(command: str, arguments: list[str]) -> int:
         build_checkpoint(folder, SMOLLM2_135M | {"max_position_embeddings": 4096}, asked.dtype)
         tiered, plain = Asker(folder, asked.dtype, disk), Asker(folder, asked.dtype, None)
         loader = tiered.core._loader
-        assert loader is not None
-        print(f"disk: {loader.tier.costs.bytes_per_s / 1e6:,.0f} MB/s measured at start")
+        assert loader is not None and loader.disk is not None
+        print(f"disk: {loader.disk.costs.bytes_per_s / 1e6:,.0f} MB/s measured at start")
         for asker in (tiered, plain):  # so that costs are learnt, and all code is loaded
             asker.first_token([3] * GOAL_LENGTH)
             asker.evict()

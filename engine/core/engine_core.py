@@ -20,7 +20,7 @@ import torch
 
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
 from engine.core.block_sharing import SharedBlocks, check_peers, shares_blocks
-from engine.core.disk_tier import check_disk, describe, measure_prefill, open_loader
+from engine.core.kv_tiers import check_tiers, describe, measure_prefill, open_loader
 from engine.core.product_ways import choose_measured
 from engine.core.stepper import Stepper
 from engine.errors import ConfigError, InvalidRequest
@@ -105,9 +105,9 @@ class EngineCore:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         _check_draft(config)
-        check_disk(config)
         check_peers(config)
         device = _device(config.device)
+        check_tiers(config, device)
         loaded = [_load(config, device, startup)]
         if config.draft_model is not None:
             loaded.append(_load_draft(config, config.draft_model, device, startup))
@@ -136,7 +136,7 @@ class EngineCore:
         self._generated_tokens = 0
         _prepare(runners, self.resolved, startup)
         if self._loader is not None:
-            with startup.phase("kv_disk"):
+            with startup.phase("tiers"):
                 self._measured_costs = measure_prefill(runners[0], self.resolved)
             logger.info("%s", describe(self._loader, self._measured_costs, BLOCK_SIZE))
         if self._sharing is not None:
@@ -151,12 +151,12 @@ class EngineCore:
         )
 
     def close(self) -> None:
-        """End the threads of the disk tier, with all that is to be written, and those that serve
+        """End the threads of the tiers, with all that is to be written, and those that serve
         other engines."""
         if self._sharing is not None:
             self._sharing.close()
         if self._loader is not None:
-            self._loader.tier.close()
+            self._loader.close()
 
     def prepare(self, request: EngineRequest) -> None:
         """Do the part of `add` that may take long: compile the grammar. Safe in any thread. Raises
@@ -232,6 +232,7 @@ class EngineCore:
     def status(self) -> ReplicaStatus:
         """As of now; cheap."""
         resolved, scheduler, loader = self.resolved, self._scheduler, self._loader
+        host, disk = (None, None) if loader is None else (loader.host, loader.disk)
         return ReplicaStatus(
             model=resolved.served_name,
             protocol_version=PROTOCOL_VERSION,
@@ -263,10 +264,13 @@ class EngineCore:
             costs=self._stepper.costs,
             max_step_tokens=scheduler.max_num_batched_tokens,
             context_tokens=scheduler.num_context_tokens,
-            num_tier_blocks=0 if loader is None else loader.tier.num_blocks,
-            max_tier_blocks=0 if loader is None else loader.tier.max_blocks,
-            tier_hit_tokens=0 if loader is None else loader.num_hit_tokens,
             identities=resolved.identities,
+            num_tier_blocks=0 if disk is None else disk.num_blocks,
+            max_tier_blocks=0 if disk is None else disk.max_blocks,
+            tier_hit_tokens=0 if loader is None else loader.hit_tokens["disk"],
+            num_host_blocks=0 if host is None else host.num_blocks,
+            max_host_blocks=0 if host is None else host.max_blocks,
+            host_hit_tokens=0 if loader is None else loader.hit_tokens["host"],
         )
 
     def check_integrity(self) -> None:

@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
+from itertools import islice
 
 from engine.kv_cache.block_leases import CacheLeases
 from engine.kv_cache.block_pool import BlockPool
@@ -82,6 +83,8 @@ class PrefixCache:
         self._digest_of: dict[int, bytes] = {}
         self.leases = leases or CacheLeases(0, lambda: 0.0)
         self.events = CacheEvents()
+        self.num_evictions = 0
+        """Since the start."""
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._leased: OrderedDict[int, None] = OrderedDict()
         """Cached blocks that no table holds, without a lease and with one, least recently released
@@ -91,6 +94,11 @@ class PrefixCache:
     def num_available(self) -> int:
         """Blocks that no table holds: free ones and evictable ones."""
         return self.pool.num_free + len(self._idle) + len(self._leased)
+
+    @property
+    def num_idle_blocks(self) -> int:
+        """Cached blocks that no table holds and no lease is on."""
+        return len(self._idle)
 
     @property
     def num_cached_blocks(self) -> int:
@@ -248,6 +256,10 @@ class PrefixCache:
         assert digest not in self._block_of and block not in self._digest_of
         self._file(digest, block, index)
 
+    def next_evicted(self, num_blocks: int) -> list[bytes]:
+        """Return the digests of the blocks that are evicted next, the first one first."""
+        return [self._digest_of[block] for block in islice(self._idle, num_blocks)]
+
     def expire_leases(self) -> None:
         """End leases that are over: their blocks may be evicted as any other, the latest last."""
         for block in self.leases.expire():
@@ -309,6 +321,7 @@ class PrefixCache:
                 self._unlease(block)
         block, _ = self._idle.popitem(last=False)
         del self._block_of[self._digest_of.pop(block)]
+        self.num_evictions += 1
         self.events.evicted(block)
         self.pool.free(block)
 

@@ -1,10 +1,13 @@
-"""Brings prefixes that the pool lacks from a tier, and writes to it what prompts use again.
+"""Brings prefixes that the pool lacks from where they are, and writes to tiers what prompts use
+again and what the pool evicts.
 
-A sequence whose prefix goes on in the tier is not started: it waits beside the queue while threads
-read, and steps go on. In between two steps what arrived is copied into blocks that are held from
+A sequence whose prefix goes on elsewhere is not started: it waits beside the queue while that is
+read, and steps go on. Sources are asked in the order of what a block of theirs costs, and one may
+go on where another ends. In between two steps what arrived is copied into blocks that are held from
 the first to the last, and only then registered. When all is there, or the rest is late, damaged or
 without room, the sequence is back in its place in the queue, finds what is cached as any other
-does, and computes the rest. What others are reading already is waited for, not read again.
+does, and computes the rest. What others are reading already is waited for, not read again. A source
+that was late is left alone for a while.
 
 Knows no request and no policy of its own (`engine.tiers.policy`).
 """
@@ -12,37 +15,36 @@ Knows no request and no policy of its own (`engine.tiers.policy`).
 from __future__ import annotations
 
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from engine.kv_cache.prefix_cache import PrefixCache
+from engine.prefix_digests import SPAN_BLOCKS
+from engine.scheduling.tier_writer import COPIES_PER_STEP, BlockCopier, EvictionWatch, TierWriter
 from engine.sequence import Key, Sequence
-from engine.tiers.disk import Arrival, DiskRead, DiskTier
-from engine.tiers.policy import PrefillCosts, is_worth_reading, num_worth_keeping, patience_s
+from engine.tiers.policy import (
+    PrefillCosts,
+    is_in_time,
+    is_worth_reading,
+    num_worth_keeping,
+    patience_s,
+    rest_s,
+)
+from engine.tiers.sources import Arrival, Reading, Signal, Source, Tier
 
-COPIES_PER_STEP = 8
-"""Buffers that are copied into the pool, and out of it, between two steps at most."""
 WAIT_S = 0.005
-"""How long a loop with nothing to compute waits for a tier before it looks for commands again."""
-
-STUCK_S = 10.0
-"""A tier that takes nothing for so long is not waited for: what was to be written is dropped."""
+"""How long a loop with nothing to compute waits for a source before it looks for commands again."""
 
 
-class BlockCopier(Protocol):
-    """Copies whole blocks of the pool, all layers of each, out of it and into it."""
+_NO_REST = (0.0, 0.0)
 
-    def gather(self, blocks: Items[int], rows: NDArray[np.uint8]) -> Callable[[], None]:
-        """Begin to fill `rows` [blocks, block_bytes]. The result returns when they are filled; the
-        blocks may be written to before."""
 
-    def scatter(self, blocks: Items[int], rows: NDArray[np.uint8]) -> None:
-        """Fill blocks from `rows`, which are the caller's again at the return."""
+@dataclass(slots=True, eq=False)
+class _Part:
+    source: Source
+    end: int
+    reading: Reading
 
 
 @dataclass(slots=True, eq=False)
@@ -52,11 +54,37 @@ class _Load:
     """The blocks of its prefix so far, held."""
     start: int
     """Those that were in the pool when it began."""
+    parts: deque[_Part]
+    """Those that are not there as a whole; none: nothing more comes."""
     end: int
-    """Those that there will be."""
-    reading: DiskRead
+    """The blocks that there will be."""
     started_s: float
     followers: list[Sequence] = field(default_factory=list)
+    brought: list[tuple[str, int, int]] = field(default_factory=list)
+    """(source, first block, end) of what arrived."""
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.parts) and self.parts[0].reading.is_ready
+
+    def take(self) -> Arrival | None:
+        """Return what comes next, if it has arrived."""
+        while self.parts:
+            part = self.parts[0]
+            if (arrival := part.reading.take()) is not None:
+                return arrival
+            if not part.reading.is_over:
+                return None
+            if len(self.table) < part.end:
+                self.cancel()  # what comes behind a block that is missing is of no use
+            else:
+                self.parts.popleft()
+        return None
+
+    def cancel(self) -> None:
+        """Drop what has not been taken."""
+        while self.parts:
+            self.parts.popleft().reading.cancel()
 
 
 class PrefixLoader:
@@ -65,22 +93,34 @@ class PrefixLoader:
     def __init__(
         self,
         cache: PrefixCache,
-        tier: DiskTier,
         copier: BlockCopier,
         costs: Callable[[], PrefillCosts],
         *,
+        host: Tier | None = None,
+        disk: Tier | None = None,
+        peers: Source | None = None,
+        window: int = 1,
+        signal: Signal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """costs: what computing a prompt takes, as is known by now. clock: monotonic seconds."""
-        self.tier = tier
-        self.num_hit_tokens = 0
-        """Prompt tokens that requests did not compute because of the tier, since the start."""
+        """costs: what computing a prompt takes, as is known by now. host: keeps what the pool
+        evicts. disk: keeps what is used again. peers: other engines. window: the blocks that a few
+        steps may evict. signal: what the sources notify. clock: monotonic seconds."""
+        self.host, self.disk = host, disk
+        self.signal = signal or Signal()
+        self.hit_tokens: Counter[str] = Counter()
+        """Prompt tokens that requests did not compute, by the source that brought them, since the
+        start."""
         self.num_late = 0
         """Loads that were given up because they took too long."""
+        self._sources = [each for each in (host, disk, peers) if each is not None]
         self._cache = cache
         self._copier = copier
         self._costs = costs
         self._clock = clock
+        self._used = None if disk is None else TierWriter(disk, cache, copier, clock=clock)
+        self._evicted = None if host is None else TierWriter(host, cache, copier, clock=clock)
+        self._watch = EvictionWatch(cache, window)
         self._loads: dict[Key, _Load] = {}
         self._leaders: dict[bytes, _Load] = {}
         """By each digest that is being read."""
@@ -88,20 +128,28 @@ class PrefixLoader:
         self._done: dict[Key, Sequence] = {}
         """Those whose load ended since the last `advance`."""
         self._tried: dict[Key, int] = {}
-        """How often an open sequence had been preempted when the tier was last asked for it."""
-        self._loaded: dict[Key, tuple[int, int]] = {}
-        """The blocks, from one to another, that its load brought to a sequence that waits."""
+        """How often an open sequence had been preempted when sources were last asked for it."""
+        self._loaded: dict[Key, list[tuple[str, int, int]]] = {}
+        """(source, first block, end) of what its load brought to a sequence that waits."""
         self._worth: dict[Key, int] = {}
         """Blocks of a prompt that are to be written once they are computed."""
         self._num_queued: dict[Key, int] = {}
         """Those of them that were queued."""
-        self._to_write: dict[bytes, None] = {}
-        self._written_s = clock()
-        """The last time when there was nothing to write, or a buffer for it."""
+        self._rests: dict[str, tuple[float, float]] = {}
+        """Until when a source that was late is left alone, and for how long."""
 
     @property
     def has_writes(self) -> bool:
-        return bool(self._to_write)
+        return any(each.has_writes for each in self._writers)
+
+    @property
+    def _writers(self) -> list[TierWriter]:
+        return [each for each in (self._evicted, self._used) if each is not None]
+
+    def close(self) -> None:
+        """Keep what was to be kept, and end what the tiers run."""
+        for writer in self._writers:
+            writer.tier.close()
 
     def is_loading(self, seq: Sequence) -> bool:
         """Whether a sequence is beside the queue."""
@@ -126,31 +174,69 @@ class PrefixLoader:
             leader.followers.append(seq)
             self._following[seq.key] = leader
             return True
-        if not self.tier.has(digest):
+        if not any(source.has(digest) for source in self._sources):
             return False
         self._tried[seq.key] = seq.num_preemptions
         last = min(last, first + num_spare - cache.num_idle(table))
-        end = first
-        while end < last and self.tier.has(cache.digest(seq, end)):
-            end += 1
-        if not self._is_worth(first, end):
+        now_s = self._clock()
+        plan = self._plan(seq, first, last, now_s)
+        if not plan:
             return False
-        digests = seq.block_digests[first:end]
         cache.hold(table)
-        load = _Load(seq, list(table), first, end, self.tier.read(digests), self._clock())
+        parts, start, end = deque[_Part](), first, plan[-1][1]
+        for source, stop in plan:
+            parts.append(_Part(source, stop, source.read(seq.block_digests[start:stop])))
+            start = stop
+        load = _Load(seq, list(table), first, parts, end, now_s)
         self._loads[seq.key] = load
-        self._leaders.update(dict.fromkeys(digests, load))
+        self._leaders.update(dict.fromkeys(seq.block_digests[first:end], load))
         return True
+
+    def _plan(self, seq: Sequence, first: int, last: int, now_s: float) -> list[tuple[Source, int]]:
+        """Return which source brings blocks of [first, last), up to which one each; nothing where
+        that is not worth it."""
+        sources = [
+            each for each in self._sources if self._rests.get(each.name, _NO_REST)[0] <= now_s
+        ]
+        sources.sort(key=lambda each: each.costs.seconds(SPAN_BLOCKS * each.record_bytes))
+        plan: list[tuple[Source, int]] = []
+        start = end = first
+        while end < last:
+            digest = self._cache.digest(seq, end)
+            source = next((each for each in sources if each.has(digest)), None)
+            if source is None:
+                break
+            end += 1
+            if plan and plan[-1][0] is source:
+                plan[-1] = source, end
+            else:
+                plan.append((source, end))
+        size, costs = self._cache.block_size, self._costs()
+        kept = 0
+        for source, stop in plan:
+            num_bytes = (stop - start) * source.record_bytes
+            is_worth = is_worth_reading(
+                costs, source.costs, start=start * size, end=stop * size, num_bytes=num_bytes
+            )
+            if not is_worth:
+                break
+            kept, start = kept + 1, stop
+        plan = plan[:kept]
+        if plan and is_in_time(costs, plan[0][0].costs, start=first * size, end=start * size):
+            return plan
+        return []
 
     def advance(self, num_spare: int) -> list[Sequence]:
         """Copy what arrived into the pool. The sequences that wait no longer."""
         num_copies = COPIES_PER_STEP
         for load in list(self._loads.values()):
-            while num_copies and (arrival := load.reading.take()) is not None:
+            while num_copies and (arrival := load.take()) is not None:
                 num_copies -= 1
                 num_spare -= self._copy(load, arrival, max(0, num_spare))
-            if load.reading.is_over or self._is_late(load):
+            if not load.parts:
                 self._end(load)
+            elif self._patience_left_s(load) < 0:
+                self._give_up(load)
         done, self._done = self._done, {}
         return list(done.values())
 
@@ -167,22 +253,18 @@ class PrefixLoader:
 
     def wait(self) -> None:
         """Wait until something was read or written, for a short time."""
-        if any(load.reading.is_ready for load in self._loads.values()):
+        if any(load.is_ready for load in self._loads.values()):
             return
         left_s = min((self._patience_left_s(load) for load in self._loads.values()), default=WAIT_S)
-        self.tier.wait(max(0.0, min(WAIT_S, left_s)))
+        self.signal.wait(max(0.0, min(WAIT_S, left_s)))
 
-    def _is_worth(self, first: int, end: int) -> bool:
-        size = self._cache.block_size
-        num_bytes = (end - first) * self.tier.record_bytes
-        return end > first and is_worth_reading(
-            self._costs(), self.tier.costs, start=first * size, end=end * size, num_bytes=num_bytes
-        )
-
-    def _is_late(self, load: _Load) -> bool:
-        is_late = self._patience_left_s(load) < 0
-        self.num_late += is_late
-        return is_late
+    def _give_up(self, load: _Load) -> None:
+        """Compute what is late, and leave its source alone for a while."""
+        self.num_late += 1
+        name = load.parts[0].source.name
+        rest = rest_s(self._rests.get(name, _NO_REST)[1])
+        self._rests[name] = self._clock() + rest, rest
+        self._end(load)
 
     def _patience_left_s(self, load: _Load) -> float:
         size = self._cache.block_size
@@ -196,33 +278,39 @@ class PrefixLoader:
         cache, first = self._cache, len(load.table)
         digests = load.seq.block_digests[first : first + len(arrival.rows)]
         blocks: list[int] = []
-        new: dict[int, int] = {}
+        new: list[int] = []
+        """The rows whose content the pool lacks, which are nearly always all of them."""
         for row, digest in enumerate(digests[:num_spare]):
             block = cache.find(digest)
             if block is None:
-                new[row] = block = cache.allocate()
+                new.append(row)
+                block = cache.allocate()
             else:
                 cache.hold([block])
             blocks.append(block)
-        if new:
-            self._copier.scatter([*new.values()], arrival.rows[[*new]])
-        for row, block in new.items():  # not before its content is there
-            cache.register_loaded(digests[row], block, first + row)
+        for start, stop in _runs(new):
+            self._copier.scatter(blocks[start:stop], arrival.rows[start:stop])
+        for row in new:  # not before its content is there
+            cache.register_loaded(digests[row], blocks[row], first + row)
         arrival.give_back()
         load.table += blocks
+        load.brought.append((load.parts[0].source.name, first, len(load.table)))
         if len(blocks) < len(digests):
-            load.reading.cancel()
+            load.cancel()
         return len(blocks)
 
     def _end(self, load: _Load) -> None:
         key = load.seq.key
-        load.reading.cancel()
+        load.cancel()
         for digest in load.seq.block_digests[load.start : load.end]:
             if self._leaders.get(digest) is load:
                 del self._leaders[digest]
         self._cache.unhold(load.table)
-        if len(load.table) > load.start:
-            self._loaded[key] = (load.start, len(load.table))
+        if load.brought:
+            self._loaded[key] = load.brought
+        if len(load.table) == load.end:
+            for name, _, _ in load.brought:
+                self._rests.pop(name, None)
         del self._loads[key]
         for follower in load.followers:
             del self._following[follower.key]
@@ -230,53 +318,42 @@ class PrefixLoader:
 
     # Writing
 
-    def started(self, seq: Sequence, cached_tokens: int, seen_tokens: int) -> int:
-        """Note what of a prompt is used again, as it was found when it was first started; how many
-        of the cached tokens its load brought."""
+    def started(self, seq: Sequence, cached_tokens: int, seen_tokens: int) -> Counter[str]:
+        """Note what of a prompt is used again, as it was found when it was first started. How many
+        of the cached tokens each source brought."""
         size = self._cache.block_size
-        self._worth[seq.key] = num_worth_keeping(cached_tokens, seen_tokens, size)
-        first, end = self._loaded.pop(seq.key, (0, 0))
-        num_tokens = max(0, min(cached_tokens, end * size) - first * size)
-        self.num_hit_tokens += num_tokens
-        return num_tokens
+        if self._used is not None:
+            self._worth[seq.key] = num_worth_keeping(cached_tokens, seen_tokens, size)
+        brought: Counter[str] = Counter()
+        for name, first, end in self._loaded.pop(seq.key, ()):
+            brought[name] += max(0, min(cached_tokens, end * size) - first * size)
+        self.hit_tokens += brought
+        return brought
 
     def computed(self, seq: Sequence) -> None:
         """Queue those of its blocks to be written that are registered and worth it."""
         key = seq.key
         worth = self._worth.get(key)
-        if worth is None:
+        if worth is None or self._used is None:
             return
         first, end = self._num_queued.get(key, 0), min(worth, seq.num_registered_blocks)
-        for digest in seq.block_digests[first:end]:
-            if self.tier.takes(digest):
-                self._to_write[digest] = None
+        self._used.queue(seq.block_digests[first:end])
         self._num_queued[key] = end
         if end >= worth:
             del self._worth[key], self._num_queued[key]
 
     def write(self) -> None:
-        """Copy blocks that are to be written, as many as there is room for between two steps."""
-        now_s = self._clock()
-        is_stuck = now_s - self._written_s > STUCK_S
-        if not self._to_write:
-            self._written_s = now_s
-        elif is_stuck or not self.tier.is_on:
-            self._to_write.clear()
-        for _ in range(COPIES_PER_STEP):
-            if not self._to_write or (buffer := self.tier.write_buffer()) is None:
-                return
-            self._written_s = now_s
-            digests: list[bytes] = []
-            blocks: list[int] = []
-            while self._to_write and len(blocks) < len(buffer.rows):
-                digest = next(iter(self._to_write))
-                del self._to_write[digest]
-                block = self._cache.find(digest)
-                if block is not None and self.tier.takes(digest):
-                    digests.append(digest)
-                    blocks.append(block)
-            if not blocks:
-                self.tier.give_back(buffer)
-                return
-            wait = self._copier.gather(blocks, self.tier.payloads(buffer, len(blocks)))
-            self.tier.put(buffer, digests, wait)
+        """Copy blocks to tiers, as many as there is room for between two steps."""
+        if self._evicted is not None:
+            self._evicted.queue(self._watch.find())
+        for writer in self._writers:
+            writer.write()
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges that ascending numbers are made of."""
+    start = 0
+    for place in range(1, len(numbers) + 1):
+        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
+            yield numbers[start], numbers[place - 1] + 1
+            start = place

@@ -455,8 +455,8 @@ class Scheduler:
             prompt.seen = self._prompts.meet(seq.prompt_token_ids, digests, seq.num_cached_tokens)
             if self._loader is not None:
                 num_seen = 0 if prompt.seen is None else prompt.seen.tokens
-                num_loaded = self._loader.started(seq, seq.num_cached_tokens, num_seen)
-                state.load_prompt(prompt, num_loaded)
+                brought = self._loader.started(seq, seq.num_cached_tokens, num_seen)
+                state.load_prompt(prompt, brought["host"] + brought["disk"])
         if state.first_scheduled_s is None:
             state.first_scheduled_s = self._clock()
             self._lanes.queues[seq.lane].give_back(seq.tenant)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +29,7 @@ from engine.tiers.policy import ReadCosts
 from engine.tiers.segment_files import Write, open_folder
 from engine.tiers.segment_store import RecordRun, SegmentStore
 from engine.tiers.segments import HEAD_BYTES, SegmentFormat
+from engine.tiers.sources import Arrival, Signal
 
 log = logging.getLogger(__name__)
 
@@ -50,17 +50,8 @@ LEARNT_FOR_S = 60.0
 _POLL_S = 0.1
 
 
-class Arrival(NamedTuple):
-    """Blocks that were read and checked, in order."""
-
-    rows: NDArray[np.uint8]
-    """[blocks, payload_bytes]"""
-    give_back: Callable[[], None]
-    """To be called when the rows were copied."""
-
-
 class _Job:
-    """A run on its way; guarded by the tier's condition once it is queued."""
+    """A run on its way; guarded by the tier's lock once it is queued."""
 
     __slots__ = ("buffer", "is_done", "num_good", "reading", "run")
 
@@ -106,6 +97,8 @@ class DiskRead:
 class DiskTier:
     """Keeps blocks of one layout in a folder of its own below `path`."""
 
+    name = "disk"
+
     def __init__(
         self,
         path: Path,
@@ -116,10 +109,12 @@ class DiskTier:
         min_blocks: int = 1,
         segment_bytes: int = SEGMENT_BYTES,
         write: Write = os.pwrite,
+        signal: Signal | None = None,
     ) -> None:
         """Raises ConfigError naming the option where it asks for too little, OSError where nothing
         can be kept at the path. layout: 32 bytes. payload_bytes: of a block. min_blocks: those of
-        the longest sequence. segment_bytes: at most."""
+        the longest sequence. segment_bytes: at most. signal: told of all that is read or
+        written."""
         self.path = path
         self._form = form = SegmentFormat(layout, payload_bytes)
         segment_bytes = min(segment_bytes, max_bytes // MIN_SEGMENTS)
@@ -139,8 +134,8 @@ class DiskTier:
         """Blocks since the start."""
         self._is_off = self._is_closed = False
         self._pending: set[bytes] = set()
-        self._changed = threading.Condition()
-        self._num_changes = 0
+        self.signal = signal or Signal()
+        self._lock = threading.Lock()
         self._dequeue = threading.Lock()
         num_records = max(1, READ_BYTES // form.record_bytes)
         self._read_buffers = BufferPool(NUM_READ_BUFFERS, num_records, form.record_bytes)
@@ -184,6 +179,10 @@ class DiskTier:
         return 0 if self._is_off else len(self._store)
 
     @property
+    def place(self) -> str:
+        return f"kv_disk {self.path}"
+
+    @property
     def record_bytes(self) -> int:
         return self._form.record_bytes
 
@@ -212,24 +211,27 @@ class DiskTier:
     def put(self, buffer: Buffer, digests: Sequence[bytes], wait: Callable[[], None]) -> None:
         """Write the first rows of a buffer, which goes back to the tier. wait: returns when the
         rows are filled."""
-        with self._changed:
+        with self._lock:
             self._pending.update(digests)
         self._writes.put((buffer, digests, wait))
 
     # Reading
 
     def read(self, digests: Sequence[bytes]) -> DiskRead:
-        """Begin to read blocks, up to the first that is not here."""
+        """Begin to read blocks, up to the first that is not here. The first ones are read alone,
+        so that they are there soon, and more at once from there on."""
         is_stuck = self._reads.qsize() > MAX_QUEUED_READS
         num_records = self._read_buffers.num_records
-        found = [] if self._is_off or is_stuck else self._store.find(digests, num_records)
+        found = (
+            [] if self._is_off or is_stuck else self._store.find(digests, num_records, NUM_READERS)
+        )
         reading = DiskRead(self, found)
         for job in reading.jobs:
             self._reads.put(job)
         return reading
 
     def take(self, reading: DiskRead) -> Arrival | None:
-        with self._changed:
+        with self._lock:
             if not reading.jobs or not reading.jobs[0].is_done:
                 return None
             job = reading.jobs.popleft()
@@ -242,18 +244,12 @@ class DiskTier:
         return Arrival(rows, partial(self._read_buffers.give_back, buffer))
 
     def cancel(self, reading: DiskRead) -> None:
-        with self._changed:
+        with self._lock:
             reading.is_cancelled = True
             dropped = [job.buffer for job in reading.jobs if job.buffer is not None]
             reading.jobs.clear()
         for buffer in dropped:
             self._read_buffers.give_back(buffer)
-
-    def wait(self, timeout_s: float) -> None:
-        """Until something was read or written since the last call returned, at most so long."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._num_changes, timeout_s)
-            self._num_changes = 0
 
     def close(self) -> None:
         """Write what was put, seal, and end the threads."""
@@ -281,11 +277,10 @@ class DiskTier:
                 self._write(buffer, digests)
             except Exception as error:
                 self._turn_off(error)
-            with self._changed:
+            with self._lock:
                 self._pending.difference_update(digests)
-                self._num_changes += 1
-                self._changed.notify_all()
             self._write_buffers.give_back(buffer)
+            self.signal.notify()
 
     def _write(self, buffer: Buffer, digests: Sequence[bytes]) -> None:
         if self._is_off:
@@ -335,7 +330,7 @@ class DiskTier:
     def _end(self, job: _Job, buffer: Buffer | None, num_good: int, read_s: float) -> None:
         self._store.unpin(job.run, num_good)
         reading = job.reading
-        with self._changed:
+        with self._lock:
             is_wanted = num_good > 0 and not reading.is_cancelled
             job.num_good, job.is_done = num_good, True
             job.buffer = buffer if is_wanted else None
@@ -344,10 +339,9 @@ class DiskTier:
             self.num_read += num_good
             if reading.num_left == 0 and not reading.is_cancelled:
                 self._learn(reading)
-            self._num_changes += 1
-            self._changed.notify_all()
         if buffer is not None and not is_wanted:
             self._read_buffers.give_back(buffer)
+        self.signal.notify()
 
     def _learn(self, reading: DiskRead) -> None:
         num_bytes = reading.num_blocks * self._form.record_bytes
@@ -356,7 +350,7 @@ class DiskTier:
         self._learnt_s = time.monotonic()
 
     def _turn_off(self, error: Exception) -> None:
-        with self._changed:
+        with self._lock:
             if self._is_off:
                 return
             self._is_off = True

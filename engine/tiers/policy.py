@@ -6,7 +6,8 @@ all that a tier has of a prefix is worth reading, or none of it is.
 
 No estimate is trusted: a read may go on for as long as what has arrived of it saved, and for
 PATIENCE of what computing all of it takes besides. Whatever a disk does, a prompt is there no later
-than 1 + PATIENCE times the time without a tier.
+than 1 + PATIENCE times the time without a tier. A read whose first block is not expected within
+that is not begun: of a short prompt nothing would arrive, and the patience be lost each time.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from typing import NamedTuple
 
 MARGIN = 0.8
 """A read must be expected to take no longer than this part of the computation."""
-PATIENCE = 0.04
-"""The part of a computation that may be lost by waiting for a read in vain."""
+PATIENCE = 0.03
+"""The part of a computation that may be lost by waiting for a read in vain: it is of what computing
+is expected to take, which may be half as much again as it takes."""
+FIRST_REST_S, MAX_REST_S = 1.0, 60.0
+"""A source that was late is left alone for so long; twice as long each time it was so again."""
 WEIGHT = 0.3
 """The weight of the newest read in the running average."""
 MIN_LEARNT_BYTES = 1 << 20
@@ -37,9 +41,10 @@ class PrefillCosts(NamedTuple):
 
 
 class ReadCosts(NamedTuple):
-    """The costs of reading from a tier."""
+    """The costs of reading from a tier, or from another engine."""
 
     latency_s: float
+    """Until the first block is there."""
     bytes_per_s: float
 
     def seconds(self, num_bytes: int) -> float:
@@ -59,6 +64,17 @@ def is_worth_reading(
 ) -> bool:
     """Whether the tokens [start, end) are there sooner by reading `num_bytes` than by computing."""
     return read.seconds(num_bytes) <= MARGIN * prefill.seconds(start, end)
+
+
+def is_in_time(prefill: PrefillCosts, read: ReadCosts, *, start: int, end: int) -> bool:
+    """Whether the first block of the tokens [start, end) is expected while a prompt waits for
+    it."""
+    return read.latency_s <= MARGIN * PATIENCE * prefill.seconds(start, end)
+
+
+def rest_s(before_s: float) -> float:
+    """Return how long a source is left alone that was late once more. before_s: the last time."""
+    return min(MAX_REST_S, max(FIRST_REST_S, 2 * before_s))
 
 
 def patience_s(prefill: PrefillCosts, *, start: int, arrived: int, end: int) -> float:

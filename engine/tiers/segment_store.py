@@ -90,9 +90,13 @@ class SegmentStore:
         is_too_large = num_bytes + size(self._capacity) > self._max_bytes
         return is_too_large or len(self._segments) >= self._max_segments
 
-    def find(self, digests: Sequence[bytes], max_records: int) -> list[RecordRun]:
+    def find(
+        self, digests: Sequence[bytes], max_records: int, num_alike: int = 0
+    ) -> list[RecordRun]:
         """Return where the records are, up to the first that is not here, in runs of at most
-        `max_records`. Each run's segment is pinned."""
+        `max_records`. Each run's segment is pinned. num_alike: the first so many runs are of one
+        record each, as many more of two, then of four: who reads as many at a time has the first
+        soonest. 0: all are as long as may be."""
         runs: list[RecordRun] = []
         with self._lock:
             for digest in digests:
@@ -101,11 +105,12 @@ class SegmentStore:
                     break
                 segment, slot = self._segments[place >> _SLOT_BITS], place & (1 << _SLOT_BITS) - 1
                 last = runs[-1] if runs else None
+                doublings = (len(runs) - 1) // num_alike if num_alike else _SLOT_BITS
                 if (
                     last is not None
                     and last.segment is segment
                     and last.slot + len(last.digests) == slot
-                    and len(last.digests) < max_records
+                    and len(last.digests) < min(max_records, 1 << doublings)
                 ):
                     last.digests.append(digest)
                 else:

@@ -51,6 +51,16 @@ ENGINE_GAUGES = {
         "Prompt tokens of those found that were read from disk (`kv_disk`), since its start.",
         "Zero while the disk fills: computing is quicker than reading, or nothing comes again.",
     ),
+    "host_hit_tokens": (
+        "prefix_cache_host_hit_tokens",
+        "Prompt tokens of those found that came from host memory (`kv_host_bytes`).",
+        "Zero: what comes again is still in the KV cache, or was evicted from both.",
+    ),
+    "num_host_blocks": (
+        "kv_host_blocks",
+        "KV blocks in host memory (`kv_host_bytes`).",
+        "All there may be, and few hits: it is too small for what comes again.",
+    ),
     "num_tier_blocks": (
         "kv_disk_blocks",
         "KV blocks on disk (`kv_disk`).",

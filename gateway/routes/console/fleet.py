@@ -154,9 +154,18 @@ def engine_tiers(replica: str, status: ReplicaStatus) -> Iterator[CacheTier]:
         used=status.kv_cache_usage,
         cached=status.num_cached_blocks * status.block_size,
         leased=status.num_leased_blocks * status.block_size,
-        hits=status.prefix_cache_hit_tokens - status.tier_hit_tokens,
+        hits=status.prefix_cache_hit_tokens - status.host_hit_tokens - status.tier_hit_tokens,
         asked=status.prefix_cache_query_tokens,
     )
+    if status.max_host_blocks:
+        yield CacheTier(
+            name=replica,
+            tier="host memory of the engine",
+            size=status.max_host_blocks * status.block_size,
+            cached=status.num_host_blocks * status.block_size,
+            hits=status.host_hit_tokens,
+            asked=status.prefix_cache_query_tokens,
+        )
     if status.max_tier_blocks:
         yield CacheTier(
             name=replica,

@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.scheduling.prefix_loader import STUCK_S, PrefixLoader
-from engine.tiers.disk import Arrival
-from engine.tiers.policy import PrefillCosts, ReadCosts
+from engine.scheduling.prefix_loader import PrefixLoader
+from engine.scheduling.tier_writer import STUCK_S
+from engine.tiers.host import HostTier
+from engine.tiers.policy import MAX_REST_S, PrefillCosts, ReadCosts
+from engine.tiers.sources import Arrival
 from tests.budget import examples
 from tests.engine.scheduling.scheduler_world import PROMPTS, World, make_world, sampler
 from tests.engine.scheduling.scheduling import request
@@ -61,6 +63,7 @@ class TierRead:
 class MemoryTier:
     """Keeps the texts of blocks by their digests."""
 
+    name = "disk"
     is_on = True
     record_bytes = 1
     costs = ReadCosts(0.0, 1e9)
@@ -98,7 +101,7 @@ class MemoryTier:
         self.num_read += len(found)
         return TierRead(self.rng, found, self.rng.random() < 0.2)
 
-    def wait(self, timeout_s: float) -> None:
+    def close(self) -> None:
         pass
 
 
@@ -119,7 +122,15 @@ class TextCopier:
                 self.memory[block, offset] = row[offset]
 
 
-def make_tiered(rng: random.Random, tier: MemoryTier, **changes: Any) -> World:
+def make_host(num_blocks: int) -> HostTier:
+    """Return a host tier over rows of texts."""
+    rows: Any = np.empty((num_blocks, BLOCK_SIZE), dtype=object)
+    return HostTier(rows, ReadCosts(0.0, 2e9))
+
+
+def make_tiered(
+    rng: random.Random, tier: MemoryTier | None, host: HostTier | None = None, **changes: Any
+) -> World:
     options: dict[str, Any] = {
         "spare_blocks": rng.randint(0, 6),
         "window": None,
@@ -134,9 +145,11 @@ def make_tiered(rng: random.Random, tier: MemoryTier, **changes: Any) -> World:
     fake: Any = tier
     loader = PrefixLoader(
         scheduler.cache,
-        fake,
         TextCopier(world),
         lambda: PrefillCosts(token_s=rng.choice([0.3, 3.0])),
+        host=host,
+        disk=fake,
+        window=rng.randint(1, 12),
         clock=world.clock,
     )
     scheduler._loader = scheduler._planner._loader = loader
@@ -167,11 +180,12 @@ def act(world: World, rng: random.Random, number: int) -> None:
 
 @settings(max_examples=examples(60))
 @given(st.integers(0, 2**32))
-def test_whatever_a_tier_brings_nobody_reads_another_text(seed: int) -> None:
+def test_whatever_tiers_bring_nobody_reads_another_text(seed: int) -> None:
     rng = random.Random(seed)
-    tier = MemoryTier(rng)
+    tier = rng.choice([MemoryTier(rng), MemoryTier(rng), None])
     for _ in range(2):  # the second pool finds what the first one wrote
-        world = make_tiered(rng, tier)
+        host = None if tier is not None and rng.random() < 0.4 else make_host(rng.randint(4, 40))
+        world = make_tiered(rng, tier, host)
         for number in range(60):
             act(world, rng, number)
         world.drain(sampler(rng))
@@ -179,6 +193,9 @@ def test_whatever_a_tier_brings_nobody_reads_another_text(seed: int) -> None:
         assert loader is not None
         kept = (loader._loads, loader._leaders, loader._following, loader._tried, loader._loaded)
         assert not any((*kept, loader._worth, loader._num_queued)), "kept of who is gone"
+        if host is not None:
+            host.check_integrity()
+            assert not any(chunk.num_readers for chunk in host._chunks.values()), "pinned for ever"
 
 
 def test_what_two_want_is_read_once() -> None:
@@ -198,7 +215,7 @@ def test_what_two_want_is_read_once() -> None:
     after.drain(lambda: 1)
     assert tier.num_read == 4, "one block short of the prompt's end"
     loader = after.scheduler._loader
-    assert loader is not None and loader.num_hit_tokens == 16, "the second one found it cached"
+    assert loader is not None and loader.hit_tokens == {"disk": 16}, "the second found it cached"
 
 
 @pytest.mark.parametrize("room", [0, 1, 3])
@@ -236,3 +253,47 @@ def test_a_tier_that_takes_nothing_is_not_waited_for_for_ever() -> None:
     world.clock.now += STUCK_S
     world.step(lambda: 1)
     assert not loader.has_writes and not world.scheduler.has_work()
+
+
+def test_a_source_that_was_late_is_left_alone_for_a_while() -> None:
+    rng = random.Random(1)
+    tier = MemoryTier(rng)
+    changes = {"spare_blocks": 0, "max_seqs": 1, "max_tokens": 24, "ahead": False, "limits": None}
+    world = make_tiered(rng, tier, **changes)
+    rng.random = lambda: 0.5  # type: ignore[method-assign]
+    loader, number = world.scheduler._loader, 0
+    assert loader is not None
+
+    def ask(prompt: list[int]) -> int:
+        """Return how many blocks were asked of the tier for a prompt that is evicted after."""
+        nonlocal number
+        number, before = number + 1, tier.num_read
+        world.add(request(f"r{number}", prompt, max_tokens=1))
+        while world.open or world.scheduler.has_work():
+            world.clock.now += 0.25
+            world.step(lambda: 1)
+        cache = world.scheduler.cache
+        while cache._idle:
+            cache._evict()
+        return tier.num_read - before
+
+    for _ in range(2):
+        ask(PROMPTS[0])
+    assert ask(PROMPTS[0]) == 4 and loader.num_late == 0
+    read = tier.read
+    tier.read = lambda digests: stuck(read(digests))  # type: ignore[method-assign]
+
+    def stuck(reading: TierRead) -> TierRead:
+        reading._is_stuck = True
+        return reading
+
+    asked = []
+    for _ in range(40):
+        asked.append(ask(PROMPTS[0]))
+        world.clock.now += 1.0
+    assert asked[:2] == [4, 0] or asked[0] == 4
+    assert 3 <= loader.num_late <= 8 and asked.count(4) == loader.num_late
+    tier.read = read  # type: ignore[method-assign]
+    world.clock.now += MAX_REST_S
+    assert ask(PROMPTS[0]) == 4
+    assert ask(PROMPTS[0]) == 4, "it is asked as before once it was in time"

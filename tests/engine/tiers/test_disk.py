@@ -51,16 +51,16 @@ def put(tier: DiskTier, numbers: Sequence[int]) -> None:
 
 def settle(tier: DiskTier, is_done: Callable[[], bool]) -> None:
     while not is_done():
-        tier.wait(10.0)
+        tier.signal.wait(10.0)
 
 
 def read(tier: DiskTier, reading: DiskRead) -> list[bytes]:
     found: list[bytes] = []
     while not reading.is_over:
         arrival = reading.take()
-        if arrival is None:
-            tier.wait(10.0)
-        else:
+        if arrival is None and not reading.is_over:
+            tier.signal.wait(10.0)
+        elif arrival is not None:
             found += [bytes(row) for row in arrival.rows]
             arrival.give_back()
     return found

@@ -7,13 +7,16 @@ from hypothesis import strategies as st
 
 from engine.tiers.policy import (
     MARGIN,
+    MAX_REST_S,
     MIN_LEARNT_BYTES,
     PATIENCE,
     PrefillCosts,
     ReadCosts,
+    is_in_time,
     is_worth_reading,
     num_worth_keeping,
     patience_s,
+    rest_s,
 )
 
 SMALL_ON_CPU = PrefillCosts(1 / 1_830)
@@ -66,6 +69,21 @@ def test_more_of_a_prefix_is_worth_reading_where_less_of_it_was(
 
     assert is_worth(few + more) or not is_worth(few)
     assert MARGIN < 1
+
+
+def test_of_a_short_prompt_nothing_would_arrive_in_time() -> None:
+    disk = ReadCosts(0.001, 0.7e9)
+    assert not is_in_time(SMALL_ON_CPU, disk, start=0, end=64)
+    assert is_worth_reading(SMALL_ON_CPU, disk, start=0, end=64, num_bytes=64 * 23_040)
+    assert is_in_time(SMALL_ON_CPU, disk, start=0, end=128)
+
+
+def test_who_is_late_again_and_again_is_left_alone_for_longer() -> None:
+    rests, rest = [], 0.0
+    for _ in range(8):
+        rest = rest_s(rest)
+        rests.append(rest)
+    assert rests == [1, 2, 4, 8, 16, 32, MAX_REST_S, MAX_REST_S]
 
 
 def test_a_rate_is_learnt_from_large_reads() -> None:

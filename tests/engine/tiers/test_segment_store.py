@@ -74,6 +74,17 @@ def test_finds_what_lies_side_by_side_in_one_run(tmp_path: Path) -> None:
     store.close()
 
 
+def test_the_first_records_come_alone_and_more_at_once_from_there_on(tmp_path: Path) -> None:
+    store = open_store(tmp_path, capacity=40, max_bytes=MAX_SEGMENTS * FORM.sealed_bytes(40))
+    digests = [digest_of(n) for n in range(20)]
+    store.append(sealed(range(20)), digests)
+    runs = store.find(digests, 5, 2)
+    assert [len(run.digests) for run in runs] == [1, 1, 2, 2, 4, 4, 5, 1]
+    for run in runs:
+        store.unpin(run, 0)
+    store.close()
+
+
 def test_a_folder_has_one_engine(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     with pytest.raises(FolderInUse):

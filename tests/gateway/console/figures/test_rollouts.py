@@ -116,6 +116,9 @@ def test_tiers_are_what_is_known_of_them() -> None:
     memory, tier = engine_tiers("penny", replace(status, **disk))
     assert (memory.hits, tier.hits, tier.hit_rate) == (200, 100, 0.25)
     assert (tier.size, tier.cached, tier.used, tier.leased) == (16_000, 800, None, None)
+    host = {"num_host_blocks": 60, "max_host_blocks": 100, "host_hit_tokens": 50}
+    memory, tier, _ = engine_tiers("penny", replace(status, **disk, **host))
+    assert (memory.hits, tier.hits, tier.size, tier.cached) == (150, 50, 1600, 960)
     upstream = upstream_tier("far", {"uncached": 10, "cache_read": 30, "output": 5})
     assert (upstream.size, upstream.hits, upstream.hit_rate) == (None, 30, 0.75)
     assert upstream_tier("far", {}).hit_rate is None

@@ -1,4 +1,4 @@
-"""The engine with a disk tier: what was evicted is read back, and says what it said before."""
+"""The engine with tiers: what was evicted is read back, and says what it said before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from engine.core.engine_core import EngineCore
 from engine.core.kv_layout import HASHES, layout_digest
 from engine.errors import ConfigError
 from engine.protocol import EngineRequest, SamplingParams, Usage
-from engine.tiers.policy import PrefillCosts
+from engine.tiers.disk import DiskTier
+from engine.tiers.host import HostTier
+from engine.tiers.policy import PrefillCosts, ReadCosts
 from tests.engine import checkpoints
 
 Starts = Callable[..., EngineCore]
@@ -73,11 +75,15 @@ def evict(core: EngineCore, salt: str = "") -> None:
     run(core, "filler", [4 + (11 * i) % 90 for i in range(245)], salt)
 
 
+def disk_of(core: EngineCore) -> DiskTier:
+    assert core._loader is not None and isinstance(core._loader.disk, DiskTier)
+    return core._loader.disk
+
+
 @contextmanager
 def stalled(core: EngineCore) -> Iterator[None]:
     """Let no read end meanwhile: all buffers are taken."""
-    assert core._loader is not None
-    buffers = core._loader.tier._read_buffers
+    buffers = disk_of(core)._read_buffers
     taken = list(iter(buffers.take, None))
     yield
     for buffer in taken:
@@ -87,9 +93,9 @@ def stalled(core: EngineCore) -> Iterator[None]:
 
 def settle(core: EngineCore) -> None:
     """Wait until all is on disk that was to be written."""
-    assert core._loader is not None
-    while core._loader.tier._pending:
-        core._loader.tier.wait(1.0)
+    disk = disk_of(core)
+    while disk._pending:
+        disk.signal.wait(1.0)
 
 
 def test_what_was_evicted_is_read_back(start: Starts) -> None:
@@ -111,7 +117,7 @@ def test_what_was_computed_twice_is_read_by_the_next_process(start: Starts) -> N
     core = start()
     text, _ = run(core, "first", LONG)
     evict(core)
-    assert core._loader is not None and not core._loader.tier.num_blocks, "used once"
+    assert not disk_of(core).num_blocks, "used once"
     _, usage = run(core, "second", LONG)
     assert usage.tier_tokens == 0 and usage.seen is not None
     core.close()
@@ -135,11 +141,10 @@ def test_a_damaged_block_is_computed(start: Starts, caplog: pytest.LogCaptureFix
     core = start()
     text, _ = run(core, "first", LONG)
     run(core, "second", LONG)
-    assert core._loader is not None
     settle(core)
-    [path] = core._loader.tier.folder.glob("*.kv")
+    [path] = disk_of(core).folder.glob("*.kv")
     with path.open("r+b") as file:
-        file.seek(core._loader.tier._form.offset_of(5) + 1000)
+        file.seek(disk_of(core)._form.offset_of(5) + 1000)
         file.write(bytes(100))
     evict(core)
     with caplog.at_level(logging.WARNING):
@@ -148,14 +153,14 @@ def test_a_damaged_block_is_computed(start: Starts, caplog: pytest.LogCaptureFix
     assert "damaged" in caplog.text
 
 
-def test_a_disk_that_is_late_costs_a_twentieth(start: Starts) -> None:
+def test_a_disk_that_is_late_costs_little(start: Starts) -> None:
     core = start()
     run(core, "first", LONG)
     text, _ = run(core, "second", LONG)
     assert (loader := core._loader) is not None
     settle(core)
     evict(core)
-    now = iter(range(0, 10_000, 11))  # 192 tokens take 192 s, of which 8 are to be had
+    now = iter(range(0, 10_000, 11))  # 192 tokens take 192 s, of which 6 are to be had
     loader._clock = lambda: next(now)
     with stalled(core):
         again, usage = run(core, "third", LONG)
@@ -201,6 +206,8 @@ def test_a_request_that_is_aborted_while_it_loads_leaves_nothing(start: Starts) 
 def test_what_cannot_have_a_tier_says_so(start: Starts, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="kv_disk is set, but no prefix is cached"):
         start(prefix_caching=False)
+    with pytest.raises(ConfigError, match="kv_host_bytes is set, .*: raise kv_cache_bytes instead"):
+        start(kv_host_bytes=1 << 30)
     with pytest.raises(ConfigError, match="kv_disk_bytes is 8192: a sequence of 16 blocks takes"):
         start(kv_disk_bytes=8192)
     (tmp_path / "file").write_text("")
@@ -215,7 +222,7 @@ def test_a_disk_that_fails_at_the_start_is_off_with_one_line(
     def fail(*arguments: object, **also: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("engine.core.disk_tier.tempfile.TemporaryFile", fail)
+    monkeypatch.setattr("engine.core.kv_tiers.tempfile.TemporaryFile", fail)
     monkeypatch.setattr("engine.tiers.segment_files.SegmentFolder.write", fail)
     core = start()
     [record] = [each for each in caplog.records if each.levelno >= logging.ERROR]
@@ -224,9 +231,55 @@ def test_a_disk_that_fails_at_the_start_is_off_with_one_line(
     assert core.status().max_tier_blocks == 0
 
 
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the pool pass for one that is not in host memory."""
+    monkeypatch.setattr("engine.core.engine_core.check_tiers", lambda config, device: None)
+
+
+@pytest.mark.usefixtures("on_device")
+def test_what_the_pool_evicts_is_read_back_from_host_memory(start: Starts) -> None:
+    core = start(kv_disk=None, kv_host_bytes=1 << 20)
+    text, _ = run(core, "first", LONG)
+    evict(core)
+    again, usage = run(core, "second", LONG)
+    assert again == text and usage.cached_tokens == usage.tier_tokens == 192, "it was used once"
+    status = core.status()
+    assert status.host_hit_tokens == 192 and status.tier_hit_tokens == 0
+    assert 12 <= status.num_host_blocks <= status.max_host_blocks and not status.max_tier_blocks
+    evict(core)
+    assert run(core, "theirs", LONG, salt="b")[1].cached_tokens == 0
+
+
+@pytest.mark.usefixtures("on_device")
+def test_a_prefix_goes_on_from_host_memory_to_the_disk(start: Starts) -> None:
+    core = start(kv_host_bytes=1 << 20)
+    text, _ = run(core, "first", LONG)
+    run(core, "second", LONG)
+    settle(core)
+    evict(core)
+    assert (loader := core._loader) is not None and isinstance(loader.host, HostTier)
+    host = loader.host
+    host.costs = ReadCosts(0.0, 1e12)  # as measured the disk may be quicker
+    digests = [digest for digest in host._place_of if disk_of(core).has(digest)]
+    assert len(digests) >= 12
+    for digest in digests[:5]:  # the pool's end is evicted first
+        chunk, row = host._place_of.pop(digest)
+        chunk.digests[row] = b""
+    again, usage = run(core, "third", LONG)
+    assert again == text and usage.cached_tokens == usage.tier_tokens == 192
+    assert loader.hit_tokens["host"] == 7 * 16 and loader.hit_tokens["disk"] == 5 * 16
+
+
+@pytest.mark.usefixtures("on_device")
+def test_host_memory_for_no_sequence_is_refused(start: Starts) -> None:
+    with pytest.raises(ConfigError, match="kv_host_bytes is 4096: a sequence of 16 blocks takes"):
+        start(kv_disk=None, kv_host_bytes=4096)
+
+
 def test_an_engine_beside_another_has_a_folder_of_its_own(start: Starts) -> None:
     cores = [start(), start()]
-    folders = [core._loader.tier.folder for core in cores if core._loader is not None]
+    folders = [disk_of(core).folder for core in cores]
     assert len({*folders}) == 2 and len({folder.parent for folder in folders}) == 1
 
 
