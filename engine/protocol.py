@@ -107,6 +107,16 @@ class Breakpoint(msgspec.Struct, frozen=True, array_like=True):
     ttl_s: float
 
 
+class KVSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Another engine of the model, which probably has the KV of a prompt's beginning."""
+
+    engine_id: str
+    address: str
+    """The address where it lets others read: its `PeerStatus.address`."""
+    num_tokens: int
+    """The tokens that it has, or some more."""
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One generation of `n` choices over each of its prompts, or their embeddings. `request_id` is
     unique per attempt (the billing event id)."""
@@ -152,6 +162,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     deadline_s: float | None = None
     """Seconds after its arrival here. A request not begun by then gets a `Rejection`
     (`deadline_exceeded`)."""
+    fetch: KVSource | None = None
+    """Where the KV of the first prompt's beginning may be read, if it is not here and that is
+    quicker than computing it. What does not come in time is computed."""
     breakpoints: tuple[Breakpoint, ...] = ()
     """From the first on; `Usage` says what came of them. A request without any has no part in what
     others had kept. Of a single prompt."""
@@ -213,6 +226,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     0 where the engine does not keep it. From `prefilled` on a lease is on it."""
     tier_tokens: int = 0
     """The cached tokens that a tier of the KV cache brought (`engine.tiers`)."""
+    fetched_tokens: int = 0
+    """The cached tokens that were read from the engine that the request named."""
     seen: SeenPrefix | None = None
     """The remembered prefix of the first prompt, frozen when it is first scheduled. None: no
     remembered prefix begins so, or its prefix is not looked up."""
@@ -311,10 +326,10 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The address where it lets them."""
     layout: bytes
     """The same of two engines whose blocks are: no other ones are read."""
-    num_held_blocks: int = 0
-    """Kept for others."""
-    num_expired_holds: int = 0
-    """Holds that nobody released, since the engine's start."""
+    read_s: float
+    """Learnt seconds until the first tokens that it reads of another are there."""
+    read_token_s: float
+    """And for each token."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="status"):
@@ -377,6 +392,18 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
     """On connection: how long ago the step loop said this."""
     peer: PeerStatus | None = None
     """None: it reads no other engine's KV blocks, and none reads its own."""
+    num_held_blocks: int = 0
+    """Those kept for other engines that read them."""
+    num_expired_holds: int = 0
+    """The holds of other engines that these did not release."""
+    fetched_tokens: int = 0
+    """The part of `prefix_cache_hit_tokens` that was read from other engines."""
+    fetched_bytes: int = 0
+    num_stale_fetches: int = 0
+    """Reads that found a block given up amid them: nothing of it was used."""
+    num_failed_fetches: int = 0
+    """Reads of an engine that was away, refused or sent nonsense. Counters since the engine's
+    start, as those above."""
     sliding_window: int | None = None
     """The tokens that each position attends to; None: all before it. With one, a cached block does
     not mean that those before it are cached."""

@@ -364,6 +364,8 @@ class PromptState:
     """None before any of them was scheduled, frozen after."""
     tier_tokens: int = 0
     """Those of them that a tier brought."""
+    fetched_tokens: int = 0
+    """Those that another engine had."""
     seen: SeenPrefix | None = None
     is_prefilled: bool = False
 
@@ -390,7 +392,8 @@ class RequestState:
     prompt_tokens: int = field(init=False)
     cached_tokens: int = 0
     tier_tokens: int = 0
-    """As in `Usage`, all three."""
+    fetched_tokens: int = 0
+    """As in `Usage`, all four."""
     kept: KeptTokens = NOTHING_KEPT
     """Frozen when the first choice is first scheduled."""
     generated_tokens: int = 0
@@ -415,21 +418,24 @@ class RequestState:
         if self.first_token_s is None:
             self.cached_tokens += cached_tokens
 
-    def load_prompt(self, prompt: PromptState, tier_tokens: int) -> None:
-        """Note what of a prompt that was just scheduled a tier brought."""
-        prompt.tier_tokens = tier_tokens
+    def load_prompt(self, prompt: PromptState, tier_tokens: int, fetched_tokens: int) -> None:
+        """Note what of a prompt that was just scheduled tiers and another engine brought."""
+        prompt.tier_tokens, prompt.fetched_tokens = tier_tokens, fetched_tokens
         if self.first_token_s is None:
             self.tier_tokens += tier_tokens
+            self.fetched_tokens += fetched_tokens
 
     def prefill_prompt(self, prompt: PromptState, now: float) -> None:
         """Its first token, or its embedding, is there."""
         prompt.is_prefilled = True
         if self.first_token_s is None:
             self.first_token_s = now
-            self.prompt_tokens = self.cached_tokens = self.tier_tokens = 0
+            self.prompt_tokens = self.cached_tokens = 0
+            self.tier_tokens = self.fetched_tokens = 0
         self.prompt_tokens += prompt.choices[0].num_prompt_tokens
         self.cached_tokens += prompt.cached_tokens or 0
         self.tier_tokens += prompt.tier_tokens
+        self.fetched_tokens += prompt.fetched_tokens
 
     def usage(self) -> Usage:
         """Cumulative over all choices, as of now."""
@@ -443,6 +449,7 @@ class RequestState:
             kept_tokens=self.kept.kept_tokens,
             written_tokens=self.kept.written_tokens,
             tier_tokens=self.tier_tokens,
+            fetched_tokens=self.fetched_tokens,
             seen=self.prompts[0].seen,
             generated_tokens=self.generated_tokens,
             resumed_tokens=self.resumed_tokens,

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,9 @@ from engine.kv_cache.block_holds import HELD_SHARE, BlockHolds, Generations
 from engine.kv_cache.prefix_cache import PrefixCache
 from engine.protocol import PeerStatus
 from engine.runner.memory.kv_blocks import KVBlockCopier
+from engine.scheduling.prefix_loader import PrefixLoader
+from engine.tiers.sources import Signal
+from engine.transfer.peers import PeerSource
 from engine.transfer.serving import BlockServer
 from engine.transfer.shared_pool import GENERATION_BYTES, SharedPool, num_same
 from engine.transport.frames import TcpAddress, UnixAddress, parse_address
@@ -63,13 +67,24 @@ def read_token(config: EngineConfig) -> str:
 class SharedBlocks:
     """The KV memory of one engine, and who may read it."""
 
-    def __init__(self, resolved: ResolvedConfig, part_bytes: Sequence[int]) -> None:
-        """part_bytes: of a block, in each tensor of all models whose KV it has."""
+    def __init__(self, resolved: ResolvedConfig, part_bytes: Sequence[int], engine_id: str) -> None:
+        """part_bytes: of a block, in each tensor of all models whose KV it has. Raises
+        ConfigError."""
+        config = resolved.config
+        assert config.peer_listen is not None
         self.pool: SharedPool | None = None
         self.holds: BlockHolds | None = None
-        self.layout = b""
-        self._resolved = resolved
+        self._resolved, self._engine_id = resolved, engine_id
         self._server: BlockServer | None = None
+        self._block_bytes, self._token = sum(part_bytes), read_token(config)
+        self._layout = _layout(resolved, config.peer_listen, self._block_bytes)
+        self.peers = PeerSource(
+            engine_id=engine_id,
+            layout=self._layout,
+            block_bytes=self._block_bytes,
+            token=self._token,
+            signal=Signal(),
+        )
         if resolved.device == "cpu":
             try:
                 self.pool = SharedPool(resolved.num_blocks, part_bytes)
@@ -95,48 +110,60 @@ class SharedBlocks:
         self.holds = BlockHolds(cache, self.generations, max_blocks=most)
         return self.holds
 
-    def open(self, layers: Sequence[KVLayer], engine_id: str) -> None:
+    def open(self, layers: Sequence[KVLayer]) -> None:
         """Let others read, from now on. Raises ConfigError."""
         config = self._resolved.config
         assert config.peer_listen is not None and self.holds is not None
-        copier = KVBlockCopier(layers)
-        address = parse_address(config.peer_listen)
-        hashes = None
-        if isinstance(address, UnixAddress):
-            hashes = Path(address.path).with_name(HASHES)
-        try:
-            self.layout = layout_digest(self._resolved, copier.block_bytes, hashes)
-        except OSError as error:
-            raise ConfigError(f"peer_listen {config.peer_listen}: {error.strerror}") from error
         self._server = BlockServer(
             config.peer_listen,
             self.holds,
-            self.pool or CopiedBlocks(copier, self.generations),
-            engine_id=engine_id,
-            layout=self.layout,
-            block_bytes=copier.block_bytes,
+            self.pool or CopiedBlocks(KVBlockCopier(layers), self.generations),
+            engine_id=self._engine_id,
+            layout=self._layout,
+            block_bytes=self._block_bytes,
             num_blocks=self._resolved.num_blocks,
-            token=read_token(config),
+            token=self._token,
             pool=self.pool,
         )
         log.info("other engines read KV blocks on %s", self._server.address)
 
     def close(self) -> None:
+        self.peers.close()
         if self._server is not None:
             self._server.close()
         if self.pool is not None:
             self.pool.close()
 
-    def status(self) -> PeerStatus | None:
-        """None: nobody can read yet."""
+    def status_of(self, loader: PrefixLoader) -> dict[str, Any]:
+        """Return the fields of `ReplicaStatus` that it is for, by name."""
         if self._server is None or self.holds is None:
-            return None
-        return PeerStatus(
-            address=self._server.address,
-            layout=self.layout,
-            num_held_blocks=self.holds.num_blocks,
-            num_expired_holds=self.holds.num_expired,
-        )
+            return {}
+        costs, block_size = self.peers.costs, self._resolved.block_size
+        return {
+            "peer": PeerStatus(
+                address=self._server.address,
+                layout=self._layout,
+                read_s=costs.latency_s,
+                read_token_s=self._block_bytes / block_size / costs.bytes_per_s,
+            ),
+            "num_held_blocks": self.holds.num_blocks,
+            "num_expired_holds": self.holds.num_expired,
+            "fetched_tokens": loader.hit_tokens[self.peers.name],
+            "fetched_bytes": sum(self.peers.num_bytes.values()),
+            "num_stale_fetches": self.peers.num_stale,
+            "num_failed_fetches": self.peers.num_failed,
+        }
+
+
+def _layout(resolved: ResolvedConfig, listen: str, block_bytes: int) -> bytes:
+    """Return the name of what the KV is. Raises ConfigError."""
+    address, hashes = parse_address(listen), None
+    if isinstance(address, UnixAddress):
+        hashes = Path(address.path).with_name(HASHES)
+    try:
+        return layout_digest(resolved, block_bytes, hashes)
+    except OSError as error:
+        raise ConfigError(f"peer_listen {listen}: {error.strerror}") from error
 
 
 class CopiedBlocks:

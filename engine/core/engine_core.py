@@ -113,7 +113,8 @@ class EngineCore:
             loaded.append(_load_draft(config, config.draft_model, device, startup))
         self.resolved = _resolve(config, loaded, startup)
         self.engine_id = str(uuid.uuid4())
-        self._sharing = _sharing(self.resolved, loaded)
+        with startup.phase("KV layout"):
+            self._sharing = _sharing(self.resolved, loaded, self.engine_id)
         with startup.phase("KV cache"):
             parts = None if self._sharing is None else self._sharing.parts()
             caches = [_allocate(each, self.resolved, parts) for each in loaded]
@@ -121,7 +122,8 @@ class EngineCore:
         cache = _prefix_cache(self.resolved, clock, self._on_free(layers))
         holds = None if self._sharing is None else self._sharing.hold_in(cache)
         self._measured_costs = PrefillCosts()
-        self._loader = open_loader(self.resolved, layers, cache, self._prefill_costs)
+        peers = None if self._sharing is None else self._sharing.peers
+        self._loader = open_loader(self.resolved, layers, cache, self._prefill_costs, peers)
         self._scheduler = _scheduler(self.resolved, cache, clock, self._loader, holds)
         runners = [
             _runner(each, held, self.resolved, _num_drafts(config, verifies=each is loaded[0]))
@@ -135,13 +137,12 @@ class EngineCore:
         )
         self._generated_tokens = 0
         _prepare(runners, self.resolved, startup)
-        if self._loader is not None:
+        if self._loader is not None and self._loader.has_tiers:
             with startup.phase("tiers"):
                 self._measured_costs = measure_prefill(runners[0], self.resolved)
             logger.info("%s", describe(self._loader, self._measured_costs, BLOCK_SIZE))
         if self._sharing is not None:
-            with startup.phase("KV layout"):
-                self._sharing.open(layers, self.engine_id)
+            self._sharing.open(layers)
         logger.info(
             "engine for %s ready in %.2f s, max_model_len %d; where time and memory went:\n%s",
             self.resolved.served_name,
@@ -260,7 +261,7 @@ class EngineCore:
             lanes=scheduler.lanes(),
             num_cached_blocks=scheduler.cache.num_cached_blocks,
             sliding_window=resolved.sliding_window,
-            peer=None if self._sharing is None else self._sharing.status(),
+            **({} if self._sharing is None or loader is None else self._sharing.status_of(loader)),
             costs=self._stepper.costs,
             max_step_tokens=scheduler.max_num_batched_tokens,
             context_tokens=scheduler.num_context_tokens,
@@ -483,11 +484,13 @@ def _resolve(config: EngineConfig, loaded: list[_LoadedModel], startup: Startup)
     )
 
 
-def _sharing(resolved: ResolvedConfig, loaded: list[_LoadedModel]) -> SharedBlocks | None:
+def _sharing(
+    resolved: ResolvedConfig, loaded: list[_LoadedModel], engine_id: str
+) -> SharedBlocks | None:
     if not shares_blocks(resolved):
         return None
     sizes = (part_bytes(each.shape, each.model.config.num_layers) for each in loaded)
-    return SharedBlocks(resolved, [size for each in sizes for size in each])
+    return SharedBlocks(resolved, [size for each in sizes for size in each], engine_id)
 
 
 def _allocate(

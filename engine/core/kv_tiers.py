@@ -32,6 +32,7 @@ from engine.tiers.disk import DiskTier, log_off
 from engine.tiers.host import MIN_CHUNKS, HostTier
 from engine.tiers.policy import PrefillCosts, ReadCosts
 from engine.tiers.sources import Signal
+from engine.transfer.peers import PeerSource
 
 log = logging.getLogger(__name__)
 
@@ -73,23 +74,31 @@ def open_loader(
     layers: Sequence[KVLayer],
     cache: PrefixCache,
     costs: Callable[[], PrefillCosts],
+    peers: PeerSource | None = None,
 ) -> PrefixLoader | None:
-    """Return what brings prefixes from tiers; None where none is asked for, or its disk fails.
-    Raises ConfigError. layers: of all models whose KV the blocks hold. costs: as they are known by
-    now."""
+    """Return what brings prefixes from tiers and other engines; None where none is asked for, or
+    its disk fails. Raises ConfigError. layers: of all models whose KV the blocks hold. costs: as
+    they are known by now. peers: None: no other engine is read."""
     config = resolved.config
     for name in _asked(config):
         if not cache.enabled:
             raise ConfigError(f"{name} is set, but the model is an encoder, which caches no prefix")
         if cache.sliding_window is not None:
             raise ConfigError(f"{name} is not supported for a model with a sliding window")
-    copier, signal = KVBlockCopier(layers), Signal()
+    copier, signal = KVBlockCopier(layers), Signal() if peers is None else peers.signal
     host = None if config.kv_host_bytes is None else _open_host(resolved, copier)
     disk = None if config.kv_disk is None else _open_disk(resolved, copier, config.kv_disk, signal)
-    if host is None and disk is None:
+    if host is None and disk is None and peers is None:
         return None
     window = STEPS_AHEAD * -(-config.max_num_batched_tokens // resolved.block_size)
-    return PrefixLoader(cache, copier, costs, host=host, disk=disk, window=window, signal=signal)
+    return PrefixLoader(
+        *(cache, copier, costs),
+        host=host,
+        disk=disk,
+        peers=peers,
+        window=window,
+        signal=signal,
+    )
 
 
 def _asked(config: EngineConfig) -> list[str]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from engine.kv_cache.prefix_cache import PrefixCache
 from engine.prefix_digests import SPAN_BLOCKS
+from engine.protocol import KVSource
 from engine.scheduling.tier_writer import COPIES_PER_STEP, BlockCopier, EvictionWatch, TierWriter
 from engine.sequence import Key, Sequence
 from engine.tiers.policy import (
@@ -31,7 +32,7 @@ from engine.tiers.policy import (
     patience_s,
     rest_s,
 )
-from engine.tiers.sources import Arrival, Reading, Signal, Source, Tier
+from engine.tiers.sources import Arrival, NamedSource, Reading, Signal, Source, Tier
 
 WAIT_S = 0.005
 """How long a loop with nothing to compute waits for a source before it looks for commands again."""
@@ -98,7 +99,7 @@ class PrefixLoader:
         *,
         host: Tier | None = None,
         disk: Tier | None = None,
-        peers: Source | None = None,
+        peers: NamedSource | None = None,
         window: int = 1,
         signal: Signal | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -113,7 +114,8 @@ class PrefixLoader:
         start."""
         self.num_late = 0
         """Loads that were given up because they took too long."""
-        self._sources = [each for each in (host, disk, peers) if each is not None]
+        self._peers = peers
+        self._sources: list[Source] = [each for each in (host, disk, peers) if each is not None]
         self._cache = cache
         self._copier = copier
         self._costs = costs
@@ -139,6 +141,11 @@ class PrefixLoader:
         """Until when a source that was late is left alone, and for how long."""
 
     @property
+    def has_tiers(self) -> bool:
+        """Whether anything is kept, and not only read from others."""
+        return bool(self._writers)
+
+    @property
     def has_writes(self) -> bool:
         return any(each.has_writes for each in self._writers)
 
@@ -159,6 +166,13 @@ class PrefixLoader:
         return (load.table for load in self._loads.values())
 
     # Reading
+
+    def expect(self, seq: Sequence, source: KVSource) -> None:
+        """Note which engine has the beginning of a sequence's prompt, as its gateway says: in whole
+        spans, and perhaps a part of the next one."""
+        if self._peers is not None and self._cache.serves(seq):
+            most = source.num_tokens // self._cache.block_size + SPAN_BLOCKS - 1
+            self._peers.expect(seq.key, source, self._cache.prompt_digests(seq)[1 : 1 + most])
 
     def begin(self, seq: Sequence, table: list[int], num_spare: int) -> bool:
         """Begin to bring what follows the matched `table` of a sequence that would start. False
@@ -248,6 +262,8 @@ class PrefixLoader:
         if (leader := self._following.pop(key, None)) is not None:
             leader.followers.remove(seq)
         self._done.pop(key, None)
+        if self._peers is not None:
+            self._peers.forget(key)
         for kept in (self._tried, self._loaded, self._worth, self._num_queued):
             kept.pop(key, None)
 

@@ -184,6 +184,8 @@ class Scheduler:
         for prompt in state.prompts:
             for seq in prompt.choices[:1] if self.cache.enabled else prompt.choices:
                 self._waiting.add(seq)
+        if request.fetch is not None and self._loader is not None:
+            self._loader.expect(sequences[0], request.fetch)
         if request.deadline_s is not None:
             state.deadline_s = state.arrival_s + request.deadline_s
             self._deadlines.add(state.deadline_s, request.request_id, self.num_queued)
@@ -456,7 +458,7 @@ class Scheduler:
             if self._loader is not None:
                 num_seen = 0 if prompt.seen is None else prompt.seen.tokens
                 brought = self._loader.started(seq, seq.num_cached_tokens, num_seen)
-                state.load_prompt(prompt, brought["host"] + brought["disk"])
+                state.load_prompt(prompt, brought["host"] + brought["disk"], brought["peer"])
         if state.first_scheduled_s is None:
             state.first_scheduled_s = self._clock()
             self._lanes.queues[seq.lane].give_back(seq.tenant)

@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.protocol import KVSource
+from engine.sequence import Key
 from engine.tiers.buffers import Buffer
 from engine.tiers.policy import ReadCosts
 
@@ -65,6 +67,17 @@ class Source(Protocol):
 
     def read(self, digests: Sequence[bytes]) -> Reading:
         """Begin to read blocks that it has, up to the first that it lost meanwhile."""
+
+
+class NamedSource(Source, Protocol):
+    """A source that has what it is told to have."""
+
+    def expect(self, key: Key, source: KVSource, digests: Sequence[bytes]) -> None:
+        """Take a gateway's word that an engine has blocks: those with these digests, of the front
+        of the prompt of the sequence `key`."""
+
+    def forget(self, key: Key) -> None:
+        """Expect nothing more for this sequence; it may be unknown."""
 
 
 class Tier(Source, Protocol):

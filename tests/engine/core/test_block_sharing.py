@@ -13,8 +13,9 @@ import torch
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError
-from engine.protocol import EngineRequest, SamplingParams, Usage
+from engine.protocol import EngineRequest, KVSource, SamplingParams, Usage
 from engine.runner.memory.kv_blocks import KVBlockCopier
+from engine.tiers.policy import PrefillCosts
 from engine.transfer.connection import PeerConnection
 from tests.engine import checkpoints
 from tests.engine.transfer.owner import sequence
@@ -39,6 +40,8 @@ def start(folder: Path, tmp_path: Path) -> Iterator[Starts]:
         options |= {"poison_freed_blocks": True, "max_model_len": 256}
         options |= {"peer_listen": f"unix:{tmp_path}/kv-{len(cores)}.sock"}
         core = EngineCore(EngineConfig(model=folder, **(options | changes)))
+        if core._loader is not None:  # what a toy would compute sooner, too
+            core._loader._costs = lambda: PrefillCosts(token_s=1.0)
         cores.append(core)
         return core
 
@@ -47,9 +50,23 @@ def start(folder: Path, tmp_path: Path) -> Iterator[Starts]:
         core.close()
 
 
-def run(core: EngineCore, request_id: str, prompt: Sequence[int]) -> tuple[list[int], Usage]:
+def run(
+    core: EngineCore,
+    request_id: str,
+    prompt: Sequence[int],
+    fetch: KVSource | None = None,
+    salt: str = "",
+) -> tuple[list[int], Usage]:
     sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
-    core.add(EngineRequest(request_id=request_id, prompt_token_ids=[*prompt], sampling=sampling))
+    core.add(
+        EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=[*prompt],
+            sampling=sampling,
+            fetch=fetch,
+            cache_salt=salt,
+        )
+    )
     outputs = []
     while core.has_work():
         outputs += core.step()
@@ -90,9 +107,78 @@ def test_blocks_are_read_as_they_are_in_the_pool(start: Starts, options: dict[st
     assert np.array_equal(rows, own) and rows.any()
     core.expire()
     status = core.status()
-    assert status.peer is not None and status.peer.num_held_blocks == NUM_BLOCKS // 8
+    assert status.num_held_blocks == NUM_BLOCKS // 8
     core.check_integrity()
     peer.close()
+
+
+def source_of(core: EngineCore, num_tokens: int = len(LONG)) -> KVSource:
+    peer = core.status().peer
+    assert peer is not None
+    return KVSource(engine_id=core.engine_id, address=peer.address, num_tokens=num_tokens)
+
+
+def test_a_prefix_is_read_from_the_engine_that_has_it(start: Starts) -> None:
+    owner, reader = start(), start()
+    text, _ = run(owner, "first", LONG)
+    again, usage = run(reader, "second", LONG, source_of(owner))
+    assert again == text
+    assert usage.cached_tokens == usage.fetched_tokens == 192 and usage.tier_tokens == 0
+    status = reader.status()
+    assert status.fetched_tokens == status.prefix_cache_hit_tokens == 192
+    assert status.fetched_bytes == 12 * 16 * reader.resolved.kv_bytes_per_token
+    _, usage = run(reader, "third", LONG, source_of(owner))
+    assert usage.cached_tokens == 192 and usage.fetched_tokens == 0, "it has them itself by now"
+
+
+def test_the_rest_is_read_behind_what_is_cached(start: Starts) -> None:
+    owner, reader = start(), start()
+    run(owner, "first", LONG)
+    run(reader, "begun", LONG[:70])
+    text, usage = run(reader, "second", [*LONG, 5, 6], source_of(owner))
+    assert usage.cached_tokens == 192 and usage.fetched_tokens == 192 - 64
+    assert text == run(owner, "third", [*LONG, 5, 6])[0]
+
+
+def test_nobody_reads_what_is_another_salts(start: Starts) -> None:
+    owner, reader = start(), start()
+    run(owner, "first", LONG, salt="a")
+    assert run(reader, "theirs", LONG, source_of(owner), "b")[1].cached_tokens == 0
+    assert run(reader, "ours", LONG, source_of(owner), "a")[1].fetched_tokens == 192
+
+
+def test_an_engine_of_another_layout_is_not_read(start: Starts) -> None:
+    owner, reader = start(dtype="bfloat16"), start()
+    run(owner, "first", LONG)
+    text, usage = run(reader, "second", LONG, source_of(owner))
+    assert usage.cached_tokens == 0 and reader.status().num_failed_fetches == 1
+    assert text == run(start(peer_listen=None), "second", LONG)[0]
+
+
+def test_what_the_owner_lost_is_computed(start: Starts) -> None:
+    owner, reader = start(num_blocks=16), start()
+    text, _ = run(owner, "first", LONG)
+    source = source_of(owner)
+    run(owner, "filler", [4 + (11 * i) % 90 for i in range(250)])
+    again, usage = run(reader, "second", LONG, source)
+    assert again == text and usage.fetched_tokens == 0
+    owner.close()
+    owner.close = lambda: None  # type: ignore[method-assign]
+    again, usage = run(reader, "third", [7, *LONG], source)
+    assert usage.fetched_tokens == 0
+
+
+def test_what_an_owner_hides_is_waited_for_no_longer_than_it_is_worth(start: Starts) -> None:
+    """The other engine takes the connection and says nothing."""
+    owner, reader = start(), start()
+    text, _ = run(owner, "first", LONG)
+    assert owner._sharing is not None and owner._sharing._server is not None
+    assert reader._loader is not None
+    reader._loader._costs = lambda: PrefillCosts(token_s=0.01)
+    with owner._sharing._server._lock:  # whoever connects waits for it
+        again, usage = run(reader, "second", LONG, source_of(owner))
+    assert again == text and usage.fetched_tokens == 0
+    assert reader._loader.num_late == 1
 
 
 def test_what_is_held_never_keeps_the_longest_sequence_from_running(start: Starts) -> None:
