@@ -165,6 +165,12 @@ def engine_number(address: str) -> int:
     return int(address.removesuffix(".sock").rpartition("-")[2])
 
 
+def peer_address(address: str) -> str:
+    """Return where an engine that listens on an `engine_socket` lets others read its KV."""
+    folder, _, _ = address.rpartition("/")
+    return f"{folder}/kv-{engine_number(address)}.sock"
+
+
 class HomeLock:
     """An exclusive flock on HOME/lock for as long as the process lives or `release` is called."""
 

@@ -8,6 +8,7 @@
     live       the hit rate of several real engines against that of one with as much cache
     replicas   what a second engine brings on this machine, and what its death takes along
     tiers      the first token of a prompt that was evicted, read from disk and computed
+    transfer   the first token of a prompt that is read from another engine, and computed
     choice     what it costs a request to choose among engines
 
 A command says what each of its goals is, and whether it is met; its exit status is 1 if one is not.
@@ -28,6 +29,7 @@ COMMANDS = {
     "live": "bench.fleet.live",
     "replicas": "bench.fleet.replicas",
     "tiers": "bench.fleet.tiers",
+    "transfer": "bench.fleet.transfer",
 }
 """The module of each command, whose `main` takes the command and its arguments."""
 

@@ -195,7 +195,8 @@ def measure_prompts(owner: Reader, reader: Reader, turns: int) -> None:
             statistics.median(each) for each in zip(*found, strict=True)
         )
         print(
-            f"{length:>7} {ratio:>7.3f} {read_s * 1e3:>9.1f} {computed_s * 1e3:>12.1f} {tokens:>12.0f}"
+            f"{length:>7} {ratio:>7.3f} {read_s * 1e3:>9.1f} {computed_s * 1e3:>12.1f} "
+            f"{tokens:>12.0f}"
         )
         pays += [length] if ratio < 1 and tokens else []
     print(f"reading pays from {min(pays, default=0)} tokens on (0: never)")

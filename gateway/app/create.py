@@ -624,7 +624,9 @@ async def open_models(
     stack.callback(threads.close)
     stack.callback(marks.close)
     index = KvIndex(Home(settings.home).kv_index)
-    models = ServedModels(connect, threads, leases.asked, marks, index)
+    models = ServedModels(
+        *(connect, threads, leases.asked, marks, index), fetches=settings.fleet.fetch
+    )
     wanted = await models.prepare(settings, wait_s=START_WAIT_S)
     models.swap(wanted)
     leases.watch({place_of(each): client for each, client in models.clients.items()})

@@ -90,7 +90,7 @@ def what_makes(settings: Settings) -> tuple[object, ...]:
 class ServedModels:
     """The models of one worker. `connect` starts no client. `on_asked`: hears what engines are
     asked to keep. `marks`: of engines that get nothing new. `index`: of which engine has what
-    cached."""
+    cached. `fetches`: engines of a model read prefixes of each other."""
 
     def __init__(
         self,
@@ -99,8 +99,10 @@ class ServedModels:
         on_asked: OnAsked,
         marks: DrainMarks,
         index: KvIndex,
+        *,
+        fetches: bool = True,
     ) -> None:
-        self.fleet = Fleet(())
+        self.fleet = Fleet((), fetches=fetches)
         self.engines: dict[str, Mapping[str, EngineClient]] = {}
         """By model name and by the replica's name, as of now."""
         self.rooms: dict[str, Sequence[WaitingRoom]] = {}

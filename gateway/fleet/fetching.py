@@ -67,9 +67,9 @@ def peer_of(view: EngineView) -> PeerStatus | None:
     return None if view.status is None else view.status.peer
 
 
-def source_of(view: EngineView, num_tokens: int) -> KVSource | None:
-    """Return the engine of a view as whoever reads from it is told of it."""
-    status = view.status
-    if status is None or status.peer is None:
+def source_of(views: Sequence[EngineView], fetch: Fetch | None) -> KVSource | None:
+    """Return the engine to read from, as its reader is told of it."""
+    status = None if fetch is None else views[fetch.source].status
+    if fetch is None or status is None or status.peer is None:
         return None
-    return KVSource(engine_id=status.engine_id, address=status.peer.address, num_tokens=num_tokens)
+    return KVSource(engine_id=status.engine_id, address=status.peer.address, num_tokens=fetch.front)

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 
+from engine.protocol import KVSource
 from gateway.fleet.contact import Contact
 from gateway.fleet.engine_view import EngineView
 from gateway.generate_request import GenerateRequest, ToTokenize, WrittenIds
@@ -29,6 +30,8 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens_given: bool
     payload: Any
     """The replica's private data, which `stream` takes back."""
+    fetch: KVSource | None = None
+    """The engine that the replica may read the prompt's beginning from."""
 
 
 class ReplicaHealth(msgspec.Struct, frozen=True, kw_only=True):

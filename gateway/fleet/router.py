@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from billing.cache_contracts import ContractName
-from engine.protocol import Lane
+from engine.protocol import KVSource, Lane
 from gateway.fleet.engine_view import EngineView
+from gateway.fleet.fetching import source_of
 from gateway.fleet.predicted_time import PredictionError, Prompt
 from gateway.fleet.replica import (
     PreparedRequest,
@@ -82,6 +83,8 @@ class RoutedRequest(msgspec.Struct, kw_only=True):
     """The prediction for the first replica, uncorrected."""
     status_age_s: float = 0.0
     """The age of the oldest status that it was chosen by."""
+    fetch: KVSource | None = None
+    """The engine that the first replica is to read from."""
     error: PredictionError | None = None
     """Hears what came of the prediction."""
 
@@ -91,6 +94,12 @@ class RoutedRequest(msgspec.Struct, kw_only=True):
         prompt = Prompt.of(self.num_tokens, 0)
         prices = [view.price for view in self.views if view.price.is_learnt]
         return min((price.idle_seconds(prompt) for price in prices), default=None)
+
+    def for_first(self, prepared: PreparedRequest) -> PreparedRequest:
+        """Return the request as the first replica is asked it."""
+        if prepared.fetch == self.fetch:
+            return prepared
+        return msgspec.structs.replace(prepared, fetch=self.fetch)
 
     def send(self) -> None:
         """Let all workers know that the first replica will be asked."""
@@ -147,7 +156,10 @@ class Fleet:
         *,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
+        fetches: bool = True,
     ) -> None:
+        """`fetches`: engines may be told to read from each other."""
+        self._fetches = fetches
         self._routes = {route.model: route for route in routes}
         self._clock = clock
         self._rng = rng or random.Random()
@@ -230,7 +242,9 @@ class Fleet:
             able = [each for each in able if not self._is_failing(each, each.health())] or able
         cached = able[0].cached_tokens(prepared, able)
         views, tokens = [each.view for each in able], prepared.input_tokens
-        candidates = candidates_of(views, tokens, cached, priority.lane, error.factor)
+        candidates = candidates_of(
+            *(views, tokens, cached, priority.lane, error.factor), fetches=self._fetches
+        )
         choice, order = None, [0]
         if len(replicas) > 1:
             choice = choose(candidates)
@@ -249,7 +263,8 @@ class Fleet:
             views=views,
             num_tokens=tokens,
             choice=choice,
-            prompt=Prompt.of(tokens, first.cached),
+            prompt=Prompt.of(tokens, first.front),
+            fetch=source_of(views, first.fetch),
             lane=priority.lane,
             predicted_s=first.predicted_s / error.factor if knows else None,
             status_age_s=max(view.age_s for view in views) if choice is not None else 0.0,

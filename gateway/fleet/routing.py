@@ -18,6 +18,7 @@ import msgspec
 
 from engine.protocol import Lane
 from gateway.fleet.engine_view import RECENT_S, EngineView
+from gateway.fleet.fetching import Fetch, Holders
 from gateway.fleet.predicted_time import Prompt
 
 BESIDE_SHARE = 0.03
@@ -44,6 +45,13 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     """Seconds for which the prompt would hold up others, all of them together."""
     recent_s: float = 0.0
     """Seconds of work that it had lately."""
+    fetch: Fetch | None = None
+    """What it would read from another one, if that is sooner than computing it."""
+
+    @property
+    def front(self) -> int:
+        """Return the tokens that it need not compute."""
+        return self.cached if self.fetch is None else self.fetch.front
 
     def score_s(self, recent_share: float) -> float:
         return self.predicted_s + BESIDE_SHARE * self.beside_s + recent_share * self.recent_s
@@ -69,15 +77,23 @@ def candidates_of(
     cached: Sequence[int],
     lane: Lane,
     factor: float = 1.0,
+    *,
+    fetches: bool = True,
 ) -> list[Candidate]:
     """Predict for each replica. `cached`: tokens of the prompt that each has; the last one is
-    always computed. `factor`: corrects the predictions."""
+    always computed. `factor`: corrects the predictions. `fetches`: replicas may read what others
+    have."""
     found = []
-    for view, tokens in zip(views, cached, strict=True):
-        prompt = Prompt.of(num_tokens, tokens)
+    holders = Holders(views, cached) if fetches else None
+    for at, (view, tokens) in enumerate(zip(views, cached, strict=True)):
+        own = prompt = Prompt.of(num_tokens, tokens)
+        fetch = None if holders is None else holders.fetch_for(at, view, num_tokens, own.cached)
+        if fetch is not None:
+            prompt = Prompt.of(num_tokens, fetch.front)
         seconds = factor * view.seconds_to_first_token(prompt, lane)
+        seconds += 0.0 if fetch is None else fetch.seconds
         beside_s = view.price.decodes * view.price.own_seconds(prompt)
-        found.append(Candidate(seconds, prompt.cached, beside_s, view.recent_s))
+        found.append(Candidate(seconds, own.cached, beside_s, view.recent_s, fetch))
     return found
 
 
@@ -104,14 +120,19 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
 
 
 def explain(choice: Choice, names: Sequence[str]) -> str:
-    """Say why replicas are in this order: of each its number, the predicted seconds, and the tokens
-    of the prompt that it has cached, if any. `names`: in the order of the choice, `model/number`.
-    """
+    """Say why replicas are in this order: of each its number, the predicted seconds, the tokens of
+    the prompt that it has cached, if any, and from which other one it would read more. `names`: in
+    the order of the choice, `model/number`."""
     said = [str(choice.reason)]
-    for name, at in zip(names, choice.order, strict=False):
+    numbers = {at: name.rpartition("/")[2] for name, at in zip(names, choice.order, strict=False)}
+    for at, number in numbers.items():
         found = choice.candidates[at]
-        text = f"{name.rpartition('/')[2]} in {found.predicted_s:.3g} s"
-        said.append(f"{text} with {found.cached}" if found.cached else text)
+        text = f"{number} in {found.predicted_s:.3g} s"
+        text += f" with {found.cached}" if found.cached else ""
+        if found.fetch is not None:
+            source = numbers.get(found.fetch.source, "another")
+            text += f" and {found.fetch.front - found.cached} of {source}"
+        said.append(text)
     return ", ".join(said)
 
 

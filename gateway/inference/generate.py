@@ -130,7 +130,7 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
             prepared = replicas[0].bounded(prepared, admission.max_output_tokens)
             call = msgspec.structs.replace(call, request=prepared.request)
         outcome = await attempt_in_order(
-            services, call, delivery, allowance, record, replicas, prepared
+            services, call, delivery, allowance, record, replicas, routed.for_first(prepared)
         )
         outcome = await go_on(services, call, delivery, allowance, record, outcome)
     finally:

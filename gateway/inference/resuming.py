@@ -171,7 +171,7 @@ class Resumption:
                 self._allowance,
                 record=msgspec.structs.replace(self._record, id=uuid7_text()),
                 replica=replica,
-                prepared=rest,
+                prepared=routed.for_first(rest),
                 handover=self._handover,
                 replays_left=self._replays_left,
                 elsewhere=elsewhere(able, replica),

@@ -23,7 +23,7 @@ from engine.options import EngineOptions
 from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet, end_tasks
 from gateway.fleet.drain_marks import DrainMarks
-from gateway.home import Home, engine_number
+from gateway.home import Home, engine_number, peer_address
 from gateway.installation.model_versions import (
     MAX_PROBLEM_CHARS,
     ModelVersion,
@@ -389,9 +389,11 @@ def engine_command(
 ) -> list[str]:
     """Return the command line of an engine. `record`: the file of what it counts."""
     assert model.path is not None
+    others = settings.fleet.fetch and len(model.engines) > 1
     return [
         *(sys.executable, "-m", "engine", "--model", str(model.path)),
         *("--served-name", model.name, "--listen", address),
+        *(("--peer-listen", peer_address(address)) if others else ()),
         *("--usage-record", str(record)),
         *("--log-level", settings.log_level, "--log-format", settings.logs.format),
         *options.to_flags(),

@@ -135,13 +135,17 @@ class SpoolConfig(Strict, frozen=True, kw_only=True):
 
 
 class FleetConfig(Strict, frozen=True, kw_only=True):
-    """`[fleet]`: what becomes of a generation whose engine is lost amid it."""
+    """`[fleet]`: what several engines of a model do for each other."""
 
     resume: bool = True
     """It goes on with another replica, or with the same one when it is back; else it ends with an
     error."""
     max_resumes: Annotated[int, Meta(ge=1, le=100)] = 3
     """How often one generation may."""
+    fetch: bool = True
+    """An engine reads the beginning of a prompt from another one of its model that has it, where
+    that is quicker than computing it. Engines begin and end to let others read when they are
+    started."""
 
 
 class MailConfig(Strict, frozen=True, kw_only=True):

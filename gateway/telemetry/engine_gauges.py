@@ -66,6 +66,39 @@ ENGINE_GAUGES = {
         "KV blocks on disk (`kv_disk`).",
         "Falling to zero: the disk was full or broken, and the log says so.",
     ),
+    "num_held_blocks": (
+        "kv_held_blocks",
+        "KV blocks kept for other engines of the model while they read them.",
+        "At an eighth of all: reads take long, and may be cut short by evictions.",
+    ),
+    "num_expired_holds": (
+        "kv_expired_holds",
+        "Holds of blocks that other engines did not release, since the engine's start.",
+        "Rising: engines die or hang while they read.",
+    ),
+    "fetched_tokens": (
+        "prefix_cache_fetched_tokens",
+        "Prompt tokens of those found that were read from other engines (`[fleet] fetch`), since "
+        "its start.",
+        "Zero with several replicas: requests meet their prefixes where they are, or computing "
+        "is quicker.",
+    ),
+    "fetched_bytes": (
+        "kv_fetched_bytes",
+        "Bytes of KV read from other engines since its start.",
+        "Its rate is what moves between engines.",
+    ),
+    "num_stale_fetches": (
+        "kv_stale_fetches",
+        "Reads from other engines that found a block given up amid them, since its start: nothing "
+        "of it was used.",
+        "Rising with the hits falling: the other engines' caches are too small.",
+    ),
+    "num_failed_fetches": (
+        "kv_failed_fetches",
+        "Reads from other engines that were away, refused or sent nonsense, since its start.",
+        "Rising while none restarts: see the engine's log.",
+    ),
     "num_preemptions": (
         "num_preemptions",
         "Preemptions since the engine's start.",

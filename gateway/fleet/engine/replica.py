@@ -330,7 +330,7 @@ class EngineReplica:
         if not self.may_go_on(prepared):
             raise ReplicaUnavailable(f"{self.name}: it runs another model now")
         identity = self._identity or ""
-        asked = self._to_asked(job.request, attempt_id, cache_salt, priority)
+        asked = self._to_asked(prepared, attempt_id, cache_salt, priority)
         transcript = Transcript(asked)
         begun, had_it = False, self._client.connected
 
@@ -375,10 +375,11 @@ class EngineReplica:
             yield generation.last()
 
     def _to_asked(
-        self, request: EngineRequest, attempt_id: str, cache_salt: str, priority: Priority
+        self, prepared: PreparedRequest, attempt_id: str, cache_salt: str, priority: Priority
     ) -> EngineRequest:
         """Return the request as it is sent. Its seed is named here, so that whoever goes on with it
         draws the same."""
+        request: EngineRequest = prepared.payload.request
         context, drawn_seed = LOG_CONTEXT.get(), request.drawn_seed
         if drawn_seed is None and request.sampling.seed is None and not request.embed:
             drawn_seed = random.getrandbits(64)
@@ -393,6 +394,7 @@ class EngineReplica:
             tenant=priority.tenant,
             weight=priority.weight,
             deadline_s=priority.deadline_s,
+            fetch=prepared.fetch,
         )
 
     async def locate(
