@@ -16,7 +16,7 @@ import contextlib
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Protocol
 
@@ -81,11 +81,12 @@ class MappedPool:
     ) -> int:
         before = num_same(self.generations, blocks, generations)
         blocks, generations = blocks[:before], generations[:before]
-        ids = np.asarray(blocks, dtype=np.int64)
+        runs = [*runs_of(blocks)]
         start = 0
         for part in self._parts:
             end = start + part.shape[1]
-            rows[:before, start:end] = part[ids]
+            for first, block, count in runs:
+                rows[first : first + count, start:end] = part[block : block + count]
             start = end
         return num_same(self.generations, blocks, generations)
 
@@ -128,6 +129,16 @@ def map_pool(fd: int, shape: PoolShape) -> MappedPool:
     if os.fstat(fd).st_size != shape.num_bytes:
         raise ProtocolError("the pool of another engine has another size")
     return MappedPool(mmap.mmap(fd, shape.num_bytes, prot=mmap.PROT_READ), shape)
+
+
+def runs_of(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield the runs of blocks that lie side by side: the position of the first, its number and
+    how many they are."""
+    first = 0
+    for at in range(1, len(blocks) + 1):
+        if at == len(blocks) or blocks[at] != blocks[at - 1] + 1:
+            yield first, blocks[first], at - first
+            first = at
 
 
 def num_same(current: Generations, blocks: Sequence[int], generations: Sequence[int]) -> int:
