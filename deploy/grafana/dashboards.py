@@ -304,6 +304,24 @@ FLEET = Dashboard(
             ],
             "ops",
         ),
+        Panel(
+            "Prompt tokens read from other engines",
+            [
+                (
+                    "{{model}}",
+                    rate("tollgate_prefix_cache_fetched_tokens", "model", where=MODEL),
+                )
+            ],
+            "ops",
+        ),
+        Panel(
+            "Reads from other engines that brought less",
+            [
+                ("{{model}} given up", rate("tollgate_kv_stale_fetches", "model", where=MODEL)),
+                ("{{model}} failed", rate("tollgate_kv_failed_fetches", "model", where=MODEL)),
+            ],
+            "ops",
+        ),
     ],
     [MODELS],
 )
