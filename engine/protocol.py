@@ -163,8 +163,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Seconds after its arrival here. A request not begun by then gets a `Rejection`
     (`deadline_exceeded`)."""
     fetch: KVSource | None = None
-    """Where the KV of the first prompt's beginning may be read, if it is not here and that is
-    quicker than computing it. What does not come in time is computed."""
+    """An engine that may be asked for the KV of the first prompt's beginning, if it is not here and
+    reading it is quicker than computing it. What does not come in time is computed."""
     breakpoints: tuple[Breakpoint, ...] = ()
     """From the first on; `Usage` says what came of them. A request without any has no part in what
     others had kept. Of a single prompt."""

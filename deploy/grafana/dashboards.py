@@ -293,14 +293,24 @@ FLEET = Dashboard(
             ],
             "s",
         ),
-        Panel("KV blocks on disk", [("{{model}}", of_model("tollgate_kv_disk_blocks"))]),
         Panel(
-            "Prompt tokens read from disk",
+            "KV blocks in host memory and on disk",
+            [
+                ("{{model}} host", of_model("tollgate_kv_host_blocks")),
+                ("{{model}} disk", of_model("tollgate_kv_disk_blocks")),
+            ],
+        ),
+        Panel(
+            "Prompt tokens read from host memory and from disk",
             [
                 (
-                    "{{model}}",
+                    "{{model}} host",
+                    rate("tollgate_prefix_cache_host_hit_tokens", "model", where=MODEL),
+                ),
+                (
+                    "{{model}} disk",
                     rate("tollgate_prefix_cache_disk_hit_tokens", "model", where=MODEL),
-                )
+                ),
             ],
             "ops",
         ),
@@ -315,10 +325,17 @@ FLEET = Dashboard(
             "ops",
         ),
         Panel(
+            "KV read from other engines",
+            [("{{model}}", rate("tollgate_kv_fetched_bytes", "model", where=MODEL))],
+            "Bps",
+        ),
+        Panel("KV kept for other engines", [("{{model}}", of_model("tollgate_kv_held_blocks"))]),
+        Panel(
             "Reads from other engines that brought less",
             [
                 ("{{model}} given up", rate("tollgate_kv_stale_fetches", "model", where=MODEL)),
                 ("{{model}} failed", rate("tollgate_kv_failed_fetches", "model", where=MODEL)),
+                ("{{model}} not ended", rate("tollgate_kv_expired_holds", "model", where=MODEL)),
             ],
             "ops",
         ),

@@ -32,7 +32,7 @@ from engine.tiers.policy import (
     patience_s,
     rest_s,
 )
-from engine.tiers.sources import Arrival, NamedSource, Reading, Signal, Source, Tier
+from engine.tiers.sources import Arrival, BlockRead, BlockSource, NamedSource, Signal, Tier
 
 WAIT_S = 0.005
 """How long a loop with nothing to compute waits for a source before it looks for commands again."""
@@ -43,9 +43,9 @@ _NO_REST = (0.0, 0.0)
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    source: Source
+    source: BlockSource
     end: int
-    reading: Reading
+    reading: BlockRead
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +115,9 @@ class PrefixLoader:
         self.num_late = 0
         """Loads that were given up because they took too long."""
         self._peers = peers
-        self._sources: list[Source] = [each for each in (host, disk, peers) if each is not None]
+        self._sources: list[BlockSource] = [
+            each for each in (host, disk, peers) if each is not None
+        ]
         self._cache = cache
         self._copier = copier
         self._costs = costs
@@ -206,14 +208,16 @@ class PrefixLoader:
         self._leaders.update(dict.fromkeys(seq.block_digests[first:end], load))
         return True
 
-    def _plan(self, seq: Sequence, first: int, last: int, now_s: float) -> list[tuple[Source, int]]:
+    def _plan(
+        self, seq: Sequence, first: int, last: int, now_s: float
+    ) -> list[tuple[BlockSource, int]]:
         """Return which source brings blocks of [first, last), up to which one each; nothing where
         that is not worth it."""
         sources = [
             each for each in self._sources if self._rests.get(each.name, _NO_REST)[0] <= now_s
         ]
         sources.sort(key=lambda each: each.costs.seconds(SPAN_BLOCKS * each.record_bytes))
-        plan: list[tuple[Source, int]] = []
+        plan: list[tuple[BlockSource, int]] = []
         start = end = first
         while end < last:
             digest = self._cache.digest(seq, end)

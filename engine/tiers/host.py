@@ -36,7 +36,7 @@ class _Chunk:
         self.num_readers = 0
 
 
-class _Run:
+class _RowRun:
     """Rows side by side in a chunk, which is pinned: it has a reader."""
 
     __slots__ = ("chunk", "first", "num_rows")
@@ -48,7 +48,7 @@ class _Run:
 class HostRead:
     """Blocks of one prompt that wait in host memory to be taken."""
 
-    def __init__(self, tier: HostTier, runs: Sequence[_Run]) -> None:
+    def __init__(self, tier: HostTier, runs: Sequence[_RowRun]) -> None:
         self._tier = tier
         self._runs = deque(runs)
 
@@ -151,7 +151,7 @@ class HostTier:
 
     def read(self, digests: Sequence[bytes]) -> HostRead:
         """Return what is there of the blocks, up to the first that is not."""
-        runs: list[_Run] = []
+        runs: list[_RowRun] = []
         for digest in digests:
             place = self._place_of.get(digest)
             if place is None:
@@ -163,14 +163,14 @@ class HostTier:
             else:
                 chunk.num_readers += 1
                 self._chunks.move_to_end(chunk.first_row)
-                runs.append(_Run(chunk, row))
+                runs.append(_RowRun(chunk, row))
         return HostRead(self, runs)
 
-    def rows_of(self, run: _Run) -> NDArray[np.uint8]:
+    def rows_of(self, run: _RowRun) -> NDArray[np.uint8]:
         first = run.chunk.first_row + run.first
         return self._rows[first : first + run.num_rows]
 
-    def unpin(self, run: _Run) -> None:
+    def unpin(self, run: _RowRun) -> None:
         """End a run: its chunk may be emptied."""
         run.chunk.num_readers -= 1
 

@@ -29,7 +29,7 @@ class Arrival(NamedTuple):
     """To be called when the rows were copied, or when their copy is queued on the device."""
 
 
-class Reading(Protocol):
+class BlockRead(Protocol):
     """Blocks of one prompt on their way."""
 
     @property
@@ -47,7 +47,7 @@ class Reading(Protocol):
         """Drop what has not been taken."""
 
 
-class Source(Protocol):
+class BlockSource(Protocol):
     """A place that blocks are brought from."""
 
     @property
@@ -65,11 +65,11 @@ class Source(Protocol):
     def has(self, digest: bytes) -> bool:
         """Whether a block can be read."""
 
-    def read(self, digests: Sequence[bytes]) -> Reading:
+    def read(self, digests: Sequence[bytes]) -> BlockRead:
         """Begin to read blocks that it has, up to the first that it lost meanwhile."""
 
 
-class NamedSource(Source, Protocol):
+class NamedSource(BlockSource, Protocol):
     """A source that has what it is told to have."""
 
     def expect(self, key: Key, source: KVSource, digests: Sequence[bytes]) -> None:
@@ -80,7 +80,7 @@ class NamedSource(Source, Protocol):
         """Expect nothing more for this sequence; it may be unknown."""
 
 
-class Tier(Source, Protocol):
+class Tier(BlockSource, Protocol):
     """A place that this engine keeps blocks in."""
 
     @property

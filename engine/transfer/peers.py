@@ -48,7 +48,7 @@ _POLL_S = 0.05
 
 
 class _Hint:
-    """What a gateway said of a prompt: that `source` has the blocks with these digests."""
+    """A gateway's word on a prompt: `source` has the blocks with these digests."""
 
     __slots__ = ("digests", "source")
 

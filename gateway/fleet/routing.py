@@ -46,7 +46,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     recent_s: float = 0.0
     """Seconds of work that it had lately."""
     fetch: Fetch | None = None
-    """What it would read from another one, if that is sooner than computing it."""
+    """The tokens that it reads from another one, where that is sooner than computing them."""
 
     @property
     def front(self) -> int:
