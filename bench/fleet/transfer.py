@@ -32,7 +32,7 @@ from engine.transfer.messages import BlocksHeld
 from engine.transfer.peers import READ_BYTES
 from engine.transfer.serving import BlockServer
 
-LENGTHS = (32, 64, 128, 256, 1024, 2048)
+LENGTHS = (2048, 1024, 256, 128, 64, 32)
 SPEED_LENGTH = 2048
 VOCAB = 32_000
 KV_CACHE_BYTES = 1 << 28
@@ -187,6 +187,7 @@ def measure_speed(owner: Reader, reader: Reader, socket: Path, turns: int) -> li
 
 
 def measure_prompts(owner: Reader, reader: Reader, turns: int) -> None:
+    ratio_of(owner, reader, SPEED_LENGTH, turns)  # so that they know each other
     print(f"{'tokens':>7} {'ratio':>7} {'read ms':>9} {'computed ms':>12} {'read tokens':>12}")
     pays: list[int] = []
     for length in LENGTHS:

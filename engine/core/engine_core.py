@@ -137,10 +137,11 @@ class EngineCore:
         )
         self._generated_tokens = 0
         _prepare(runners, self.resolved, startup)
-        if self._loader is not None and self._loader.has_tiers:
+        if self._loader is not None:
             with startup.phase("tiers"):
                 self._measured_costs = measure_prefill(runners[0], self.resolved)
-            logger.info("%s", describe(self._loader, self._measured_costs, BLOCK_SIZE))
+            if self._loader.has_tiers:
+                logger.info("%s", describe(self._loader, self._measured_costs, BLOCK_SIZE))
         if self._sharing is not None:
             self._sharing.open(layers)
         logger.info(

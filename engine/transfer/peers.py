@@ -41,7 +41,7 @@ AWAY_S = 5.0
 IDLE_S = 300.0
 """A connection that nobody needs is closed after so long."""
 HOLD_S = 10.0
-FIRST_COSTS = ReadCosts(latency_s=0.002, bytes_per_s=5e8)
+FIRST_COSTS = ReadCosts(latency_s=0.001, bytes_per_s=5e8)
 """A guess before anything was read: of a socket on a slow machine."""
 LATENCY_WEIGHT = 0.3
 _POLL_S = 0.05

@@ -17,10 +17,11 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Protocol
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from engine.errors import ProtocolError
@@ -69,12 +70,8 @@ class MappedPool:
         self.shape = shape
         size = shape.num_blocks * GENERATION_BYTES
         self.generations: memoryview[int] = memoryview(mapped)[:size].cast("Q")
-        self._parts = [
-            np.frombuffer(mapped, np.uint8, shape.num_blocks * num_bytes, offset).reshape(
-                shape.num_blocks, num_bytes
-            )
-            for offset, num_bytes in zip(shape.offsets, shape.part_bytes, strict=True)
-        ]
+        self._parts = [*_stacks_of(np.frombuffer(mapped, np.uint8), shape)]
+        """[parts, blocks, bytes]: parts of one size side by side are copied together."""
 
     def read(
         self, blocks: Sequence[int], generations: Sequence[int], rows: NDArray[np.uint8]
@@ -83,12 +80,31 @@ class MappedPool:
         blocks, generations = blocks[:before], generations[:before]
         runs = [*runs_of(blocks)]
         start = 0
-        for part in self._parts:
-            end = start + part.shape[1]
+        for parts in self._parts:
+            num_parts, _, num_bytes = parts.shape
+            end = start + num_parts * num_bytes
             for first, block, count in runs:
-                rows[first : first + count, start:end] = part[block : block + count]
+                into = rows[first : first + count, start:end]
+                into = into.reshape(count, num_parts, num_bytes, copy=False)
+                into[:] = parts[:, block : block + count].swapaxes(0, 1)
             start = end
         return num_same(self.generations, blocks, generations)
+
+
+def _stacks_of(memory: NDArray[np.uint8], shape: PoolShape) -> Iterator[NDArray[np.uint8]]:
+    """Yield the parts of a pool, those of one size that follow each other as one array."""
+    first = 0
+    for num_bytes, same in groupby(shape.part_bytes):
+        num_parts = len([*same])
+        offsets = shape.offsets[first : first + num_parts]
+        step = offsets[1] - offsets[0] if num_parts > 1 else 0
+        yield as_strided(
+            memory[offsets[0] :],
+            (num_parts, shape.num_blocks, num_bytes),
+            (step, num_bytes, 1),
+            writeable=False,
+        )
+        first += num_parts
 
 
 class SharedPool(MappedPool):
