@@ -185,7 +185,8 @@ class Scheduler:
             for seq in prompt.choices[:1] if self.cache.enabled else prompt.choices:
                 self._waiting.add(seq)
         if request.fetch is not None and self._loader is not None:
-            self._loader.expect(sequences[0], request.fetch)
+            for seq in state.prompts[0].choices[:1]:
+                self._loader.expect(seq, request.fetch)
         if request.deadline_s is not None:
             state.deadline_s = state.arrival_s + request.deadline_s
             self._deadlines.add(state.deadline_s, request.request_id, self.num_queued)

@@ -13,12 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 from queue import Empty, SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import ConfigError, ProtocolError
 from engine.protocol import KVSource
 from engine.sequence import Key
 from engine.tiers.buffers import Buffer, BufferPool, to_pages
@@ -167,9 +167,13 @@ class PeerSource:
         return found is not None and not self._is_away(found[0].source.address)
 
     def read(self, digests: Sequence[bytes]) -> PeerRead:
-        """Begin to read blocks that follow each other in a prompt, all from where the first is."""
+        """Begin to read blocks that follow each other in a prompt, from where the first is and as
+        far as that was said of the same prompt: another one may have begun alike."""
         hint, first = self._hints[digests[0]]
-        reading = PeerRead(hint, first, len(digests), self._lock)
+        alike = takewhile(
+            lambda pair: pair[0] == pair[1], zip(digests, hint.digests[first:], strict=False)
+        )
+        reading = PeerRead(hint, first, sum(1 for _ in alike), self._lock)
         peer = self._peer_at(hint.source.address)
         if peer is None or not peer.ask(reading):
             reading.end()
@@ -319,7 +323,7 @@ class _Peer:
             try:
                 if not reading.is_cancelled:
                     self._bring(reading)
-            except (OSError, ProtocolError, ConfigError) as error:
+            except Exception as error:  # whatever it is: the next read may go well
                 self._drop()
                 self._source.failed(self._address, error)
             finally:

@@ -107,6 +107,19 @@ def test_nothing_is_expected_of_itself_or_for_who_is_gone(owner: Owner, world: W
     assert not world.source.has(digests[0]) and not world.source._hints
 
 
+def test_what_begins_alike_is_read_no_further_than_that(owner: Owner, world: World) -> None:
+    """A later prompt shares the first blocks, and its word on them is the newer one."""
+    mine, theirs = owner.compute(PROMPT), owner.compute([*PROMPT[:12], *range(70, 98)])
+    address = owner.serve().address
+    world.source.expect(KEY, source_at(address), mine)
+    world.source.expect(("other", 0), source_at(address), theirs)
+    assert mine[:3] == theirs[:3] and mine[3] != theirs[3]
+    rows = world.whole(world.source.read(mine))
+    assert len(rows) == 3
+    assert all(map(np.array_equal, rows, map(content_of, mine)))
+    assert len(world.whole(world.source.read(mine[3:]))) == 7
+
+
 def test_another_engine_at_the_address_brings_nothing(owner: Owner, world: World) -> None:
     digests = owner.compute(PROMPT)
     world.source.expect(KEY, source_at(owner.serve().address, "another"), digests)
