@@ -18,6 +18,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.kv_cache.prefix_cache import PrefixCache
 from engine.prefix_digests import SPAN_BLOCKS
@@ -38,7 +39,15 @@ WAIT_S = 0.005
 """How long a loop with nothing to compute waits for a source before it looks for commands again."""
 
 
-_NO_REST = (0.0, 0.0)
+MORE_PATIENCE = 2
+"""A prompt that can wait so many times as long as one that waited in vain may ask all the same."""
+
+
+class _Rest(NamedTuple):
+    until_s: float
+    length_s: float
+    waited_s: float
+    """What the last prompt waited in vain."""
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +148,7 @@ class PrefixLoader:
         """Blocks of a prompt that are to be written once they are computed."""
         self._num_queued: dict[Key, int] = {}
         """Those of them that were queued."""
-        self._rests: dict[str, tuple[float, float]] = {}
+        self._rests: dict[str, _Rest] = {}
         """Until when a source that was late is left alone, and for how long."""
 
     @property
@@ -214,7 +223,7 @@ class PrefixLoader:
         """Return which source brings blocks of [first, last), up to which one each; nothing where
         that is not worth it."""
         sources = [
-            each for each in self._sources if self._rests.get(each.name, _NO_REST)[0] <= now_s
+            each for each in self._sources if not self._is_left_alone(each, first, last, now_s)
         ]
         sources.sort(key=lambda each: each.costs.seconds(SPAN_BLOCKS * each.record_bytes))
         plan: list[tuple[BlockSource, int]] = []
@@ -281,10 +290,23 @@ class PrefixLoader:
     def _give_up(self, load: _Load) -> None:
         """Compute what is late, and leave its source alone for a while."""
         self.num_late += 1
-        name = load.parts[0].source.name
-        rest = rest_s(self._rests.get(name, _NO_REST)[1])
-        self._rests[name] = self._clock() + rest, rest
+        name, now_s = load.parts[0].source.name, self._clock()
+        before = self._rests.get(name)
+        length_s = rest_s(0.0 if before is None else before.length_s)
+        self._rests[name] = _Rest(now_s + length_s, length_s, now_s - load.started_s)
         self._end(load)
+
+    def _is_left_alone(self, source: BlockSource, first: int, last: int, now_s: float) -> bool:
+        """Whether a source was late, for one that waited about as long as blocks [first, last)
+        would: a short prompt that waits in vain says nothing about a long one."""
+        rest = self._rests.get(source.name)
+        return rest is not None and now_s < rest.until_s and self._is_alike(rest, first, last)
+
+    def _is_alike(self, rest: _Rest, first: int, last: int) -> bool:
+        size = self._cache.block_size
+        start, end = first * size, last * size
+        waits_s = patience_s(self._costs(), start=start, arrived=start, end=end)
+        return waits_s <= MORE_PATIENCE * rest.waited_s
 
     def _patience_left_s(self, load: _Load) -> float:
         size = self._cache.block_size
@@ -329,8 +351,10 @@ class PrefixLoader:
         if load.brought:
             self._loaded[key] = load.brought
         if len(load.table) == load.end:
-            for name, _, _ in load.brought:
-                self._rests.pop(name, None)
+            for name in {name for name, _, _ in load.brought}:
+                rest = self._rests.get(name)
+                if rest is not None and self._is_alike(rest, load.start, load.end):
+                    del self._rests[name]
         del self._loads[key]
         for follower in load.followers:
             del self._following[follower.key]

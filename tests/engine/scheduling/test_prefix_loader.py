@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.scheduling.prefix_loader import PrefixLoader
+from engine.scheduling.prefix_loader import PrefixLoader, _Rest
 from engine.scheduling.tier_writer import STUCK_S
 from engine.tiers.host import HostTier
 from engine.tiers.policy import MAX_REST_S, PrefillCosts, ReadCosts
@@ -297,3 +297,17 @@ def test_a_source_that_was_late_is_left_alone_for_a_while() -> None:
     world.clock.now += MAX_REST_S
     assert ask(PROMPTS[0]) == 4
     assert ask(PROMPTS[0]) == 4, "it is asked as before once it was in time"
+
+
+def test_a_short_prompt_that_waited_in_vain_says_nothing_about_a_long_one() -> None:
+    rng = random.Random(1)
+    tier = MemoryTier(rng)
+    world = make_tiered(rng, tier, spare_blocks=6, max_tokens=24, ahead=False, limits=None)
+    loader = world.scheduler._loader
+    assert loader is not None
+    loader._costs = lambda: PrefillCosts(token_s=1.0)
+    source: Any = tier
+    loader._rests["disk"] = _Rest(until_s=100.0, length_s=60.0, waited_s=0.5)
+    assert loader._is_left_alone(source, 0, 8, 50.0), "32 tokens wait for 0.96 s"
+    assert not loader._is_left_alone(source, 0, 9, 50.0), "36 tokens for 1.08 s"
+    assert not loader._is_left_alone(source, 0, 8, 100.0)
