@@ -47,7 +47,7 @@ class _Rest(NamedTuple):
     until_s: float
     length_s: float
     waited_s: float
-    """What the last prompt waited in vain."""
+    """The time that the last prompt waited in vain."""
 
 
 @dataclass(slots=True, eq=False)
