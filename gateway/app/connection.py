@@ -31,15 +31,14 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import httptools
 from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle as Cycle
 
+from gateway.app.answer_cycle import AnswerCycle
 from gateway.http_errors.table import INVALID, HttpError, http_error, unavailable
 from gateway.ids import uuid7
 from gateway.routes.asgi.response_headers import named
@@ -212,7 +211,7 @@ class ClientConnection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.refusal: HttpError | None = None
         self._max_connections = max_connections()
-        self._running: RequestResponseCycle | None = None
+        self._running: Cycle | None = None
         """The request that is being answered, or was answered last."""
         self._on_leave: Callable[[], None] | None = None
         """Called if the client leaves before the running request is answered."""
@@ -364,7 +363,7 @@ class ClientConnection(HttpToolsProtocol):
             callback()
 
     def write_part(self, part: bytes) -> bool:
-        """Send a part of the running answer's body, as `RequestResponseCycle.send` does. False:
+        """Send a part of the running answer's body, as `AnswerCycle.send` does. False:
         what was sent before waits for its reader, or nobody reads."""
         cycle = self._running
         if self.flow.write_paused or cycle is None or cycle.disconnected:
@@ -375,7 +374,7 @@ class ClientConnection(HttpToolsProtocol):
             self._answers.write(b"%x\r\n%b\r\n" % (len(part), part))
         return True
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+    def _start_asgi_task(self, cycle: Cycle, app: ASGI3Application) -> None:
         self._running = cycle
         self._answers.begin()
         extensions: Any = cycle.scope["extensions"]
@@ -398,7 +397,10 @@ class ClientConnection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; a trailer is counted and dropped."""
         if self._in_head:
-            super().on_header(name, value)
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
             return
         self._trailer_bytes += len(name) + len(value) + SEPARATORS_BYTES
         if self._trailer_bytes > MAX_HEAD_BYTES:
@@ -421,13 +423,34 @@ class ClientConnection(HttpToolsProtocol):
             self._refuse(TOO_MANY)
             raise _RequestRefused
         hosts = [value for name, value in self.headers if name == b"host"]
-        fault = host_fault(hosts, self.url, self.parser.get_http_version())
+        version = self.parser.get_http_version()
+        fault = host_fault(hosts, self.url, version)
         if fault is not None:
             self._refuse(fault)
             raise _RequestRefused
-        super().on_headers_complete()
-        self.cycle.transport = self._answers
+        self._begin_request(version)
         self._in_head = False
+
+    def _begin_request(self, version: str) -> None:
+        """Complete the scope and answer the request, or let it wait for the answer before it."""
+        scope, url = self.scope, httptools.parse_url(self.url)
+        raw_path = url.path
+        path = raw_path.decode("ascii")
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["http_version"] = version
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"], scope["query_string"] = raw_path, url.query or b""
+        before, is_kept = self.cycle, version != "1.0" and self.parser.should_keep_alive()
+        self.cycle = AnswerCycle(
+            *(scope, self._answers, self.flow, self.logger, self.access_logger, self.access_log),
+            *(self.server_state.default_headers, asyncio.Event(), self.expect_100_continue),
+            *(is_kept, self.on_response_complete),
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
 
     def _should_upgrade(self) -> bool:
         return False
