@@ -236,6 +236,9 @@ class ClientConnection(HttpToolsProtocol):
         """Bytes that came behind a refusal; the connection ends at `_max_dropped_bytes`."""
         self._max_dropped_bytes = MAX_LINGER_BYTES
         self._timer: asyncio.TimerHandle | None = None
+        self._idle_since: float | None = None
+        """When its last answer was complete, by the loop's clock; None: no request is awaited
+        behind one."""
         self._unread: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -270,6 +273,7 @@ class ClientConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
         self._is_read()
+        self._unset_keepalive_if_required()
         if self._running is not None:
             # uvicorn tells the request that came last, which may wait for this one's answer
             self._running.disconnected = True
@@ -295,7 +299,7 @@ class ClientConnection(HttpToolsProtocol):
             return
         was_in_head, num_heads = self._in_head, self._num_heads
         self._bodiless_bytes += len(data)
-        self._unset_keepalive_if_required()
+        self._idle_since = None
         self._parse(data)
         if self.refusal is not None or self.transport.is_closing():
             return
@@ -349,6 +353,33 @@ class ClientConnection(HttpToolsProtocol):
             super().shutdown()
         elif self.refusal is None:
             self.loop.call_later(LAST_REQUEST_S, self._close_idle)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request as uvicorn does, with one timer for as long as the connection
+        lives: to start one for each request and to stop it costs as much as reading its head."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._look_when_idle(self.timeout_keep_alive)
+
+    def _look_when_idle(self, after_s: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(after_s, self._close_if_long_idle)
+
+    def _close_if_long_idle(self) -> None:
+        self.timeout_keep_alive_task = None
+        if self._idle_since is None or self.transport.is_closing():
+            return
+        left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self._look_when_idle(left_s)
+        else:
+            self.transport.close()
 
     def _close_idle(self) -> None:
         """Close if nothing is under way: a head that has begun to come, and a request that is being

@@ -146,6 +146,13 @@ class Wire(asyncio.Transport):
         pass
 
 
+class ClosedWire(Wire):
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 async def test_a_request_tells_when_its_first_byte_was_read() -> None:
     """It is told of each on a connection, however late the rest comes."""
     config = uvicorn.Config(application, http=ClientConnection, lifespan="off", log_config=None)
@@ -163,6 +170,37 @@ async def test_a_request_tells_when_its_first_byte_was_read() -> None:
         last = between
         await asyncio.gather(*state.tasks)
     protocol.connection_lost(None)
+
+
+async def test_a_connection_is_closed_once_no_request_has_come_for_long() -> None:
+    """By the time since the last answer, looked at by one timer."""
+    config = uvicorn.Config(application, http=ClientConnection, lifespan="off", log_config=None)
+    config.load()
+    state = uvicorn.server.ServerState()
+    protocol = ClientConnection(config=config, server_state=state, app_state={})
+    wire = ClosedWire()
+    protocol.connection_made(wire)
+    timers = set[asyncio.TimerHandle | None]()
+    for _ in range(3):
+        protocol.data_received(LIVE)
+        await asyncio.gather(*state.tasks)
+        protocol._close_if_long_idle()  # a look, which is too early
+        timers.add(protocol.timeout_keep_alive_task)
+        protocol.timeout_keep_alive_task = None
+    assert None not in timers and not wire.is_closed
+    protocol.data_received(LIVE[:5])
+    protocol.timeout_keep_alive = 0
+    protocol._close_if_long_idle()
+    assert not wire.is_closed, "a request is coming"
+    protocol.data_received(LIVE[5:])
+    await asyncio.gather(*state.tasks)
+    protocol._close_if_long_idle()
+    assert wire.is_closed
+    for timer in timers:
+        assert timer is not None
+        timer.cancel()
+    protocol.connection_lost(None)
+    assert protocol.timeout_keep_alive_task is None
 
 
 def test_headers_without_an_end_are_refused_soon(client: socket.socket, port: int) -> None:
