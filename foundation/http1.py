@@ -129,11 +129,13 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         """One for all waits of this connection: a timeout around each costs more than most waits.
         It looks when the first would have expired, and again when the current one would."""
+        self._keep = False
         self._start()
 
     def _start(self) -> None:
         """Begin an exchange: nothing of it has come yet."""
-        self._parser = httptools.HttpResponseParser(self)
+        if not self._keep:  # it was not read to its end, so its parser may be anywhere
+            self._parser = httptools.HttpResponseParser(self)
         self._bodiless_bytes = 0
         """Bytes that came since the last one of the body."""
         self._status: int | None = None
@@ -206,6 +208,11 @@ class Connection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
         return data
+
+    @property
+    def is_read(self) -> bool:
+        """Tell whether nothing of the body is left, or to come."""
+        return self._complete and not self._chunks
 
     def abort(self) -> None:
         """Close at once: what was not sent yet is not."""

@@ -230,13 +230,15 @@ class UpstreamMeter:
         self._take_usage(body)
         self.done = True
         if not self._embeds:
-            self._shorten(body, choices)
+            self._shorten(body, choices, len(data))
         return RawBody(self._close(body))
 
-    def _shorten(self, body: dict[str, Raw], choices: list[_Choice]) -> None:
-        """Cut what is longer than it was told to be."""
+    def _shorten(self, body: dict[str, Raw], choices: list[_Choice], size_bytes: int) -> None:
+        """Cut what is longer than it was told to be. `size_bytes`: of all of the answer."""
         overcounts = self._known.disputed_output > 0
         most = self._answer.most_bytes_of_choice(is_overcounted=overcounts)
+        if size_bytes <= most:
+            return
         sizes = [sum(text_bytes(value) for _, value in _written(each)) for each in choices]
         if all(size <= most for size in sizes):
             return
@@ -297,10 +299,12 @@ class UpstreamMeter:
         return found, choices
 
     def _count(self, choice: _Choice) -> None:
-        written = _written(choice)
-        size_bytes = sum(len(value) - 2 for _, value in written)  # quotes or brackets
+        size_bytes = num_bytes = 0
+        for _, value in _written(choice):
+            size_bytes += len(value) - 2  # quotes or brackets
+            num_bytes += text_bytes(value)
         if size_bytes:
-            self._add(1, size_bytes, sum(text_bytes(value) for _, value in written))
+            self._add(1, size_bytes, num_bytes)
         if choice.finish_reason:
             self._finished.add(choice.index)
 

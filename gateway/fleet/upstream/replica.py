@@ -366,9 +366,10 @@ class UpstreamReplica:
             note_refusal(self.contact, refusal, status)
             raise refusal
         self.contact.accepted()
-        if any(name == b"content-encoding" and value != b"identity" for name, value in headers):
-            self.contact.failed("failing", "it compresses, unasked")
-            raise ReplicaUnreadable(f"{self.name} compresses, unasked")
+        for name, value in headers:
+            if name == b"content-encoding" and value != b"identity":
+                self.contact.failed("failing", "it compresses, unasked")
+                raise ReplicaUnreadable(f"{self.name} compresses, unasked")
         return connection
 
     def _let_go(self, attempt: UpstreamAttempt) -> None:
@@ -427,15 +428,17 @@ class UpstreamReplica:
         yield ReplicaEvent(items=items, usage=attempt.meter.usage, finished=True)
 
     async def _read_body(self, connection: Connection) -> bytes:
-        pieces: list[bytes] = []
-        size_bytes = 0
+        body = await connection.read(BODY_TIMEOUT_S)
+        if connection.is_read:  # it came at once, as most do
+            return bounded_body(body)
+        pieces, size_bytes = [body], len(body)
         expires = time.monotonic() + BODY_TIMEOUT_S
         while data := await connection.read(expires - time.monotonic()):
             pieces.append(data)
             size_bytes += len(data)
             if size_bytes > MAX_BODY_BYTES:
-                raise BrokenAnswer(f"a body of more than {MAX_BODY_BYTES} bytes")
-        return b"".join(pieces)
+                break
+        return bounded_body(b"".join(pieces))
 
     def _guess(self, attempt: UpstreamAttempt) -> MeteredUsage | None:
         """Estimate what was generated of an answer that nobody waited for. None: it was never asked
@@ -517,6 +520,13 @@ class UpstreamReplica:
                     return
         except (TimeoutError, HttpClientError) as error:
             log.debug("%s: no clean end after [DONE]: %s", self.name, type(error).__name__)
+
+
+def bounded_body(body: bytes) -> bytes:
+    """Return a body that is not too large. Raises: BrokenAnswer."""
+    if len(body) > MAX_BODY_BYTES:
+        raise BrokenAnswer(f"a body of more than {MAX_BODY_BYTES} bytes")
+    return body
 
 
 def read_all(

@@ -7,10 +7,10 @@ nothing, says nothing.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from gateway.generation_events import MeteredUsage
 
@@ -49,6 +49,30 @@ class _Claim(msgspec.Struct):
     """DeepSeek's name for cached_tokens."""
 
 
+PlainCount = Annotated[int, Meta(ge=0, le=MOST_COUNT)] | None
+
+
+class _PlainPromptDetails(msgspec.Struct):
+    cached_tokens: PlainCount = None
+    cache_write_tokens: PlainCount = None
+
+
+class _PlainCompletionDetails(msgspec.Struct):
+    reasoning_tokens: PlainCount = None
+
+
+class _PlainClaim(msgspec.Struct):
+    """A claim whose counts are all whole numbers, as most are."""
+
+    prompt_tokens: PlainCount = None
+    completion_tokens: PlainCount = None
+    total_tokens: PlainCount = None
+    prompt_tokens_details: _PlainPromptDetails | None = None
+    completion_tokens_details: _PlainCompletionDetails | None = None
+    prompt_cache_hit_tokens: PlainCount = None
+
+
+_decode_plain = msgspec.json.Decoder(_PlainClaim).decode
 _decode_claim = msgspec.json.Decoder(_Claim).decode
 _decode_prompt_details = msgspec.json.Decoder(_PromptDetails | None).decode
 _decode_completion_details = msgspec.json.Decoder(_CompletionDetails | None).decode
@@ -58,29 +82,48 @@ def read_claim(usage: bytes) -> MeteredUsage | None:
     """Read a `usage` object. None: it says nothing; there is no empty prompt, and some send zeros
     until they count."""
     try:
-        claim = _decode_claim(usage)
+        claim = _decode_plain(usage)
     except (msgspec.DecodeError, RecursionError):
-        return None
-    prompt = to_count(claim.prompt_tokens)
+        found = _to_plain(usage)
+        if found is None:
+            return None
+        claim = found
+    prompt = claim.prompt_tokens
     if not prompt:
         return None
-    prompt_details = _details(_decode_prompt_details, claim.prompt_tokens_details)
-    details = _details(_decode_completion_details, claim.completion_tokens_details)
-    cached = to_count(prompt_details.cached_tokens) if prompt_details else None
-    cached = cached or to_count(claim.prompt_cache_hit_tokens) or 0
-    written = (to_count(prompt_details.cache_write_tokens) if prompt_details else None) or 0
-    reasoning = (to_count(details.reasoning_tokens) if details else None) or 0
+    prompt_details, details = claim.prompt_tokens_details, claim.completion_tokens_details
+    cached = prompt_details.cached_tokens if prompt_details else None
+    cached = cached or claim.prompt_cache_hit_tokens or 0
+    written = (prompt_details.cache_write_tokens if prompt_details else None) or 0
+    reasoning = (details.reasoning_tokens if details else None) or 0
     cache_read = min(prompt, cached)
     cache_write = min(prompt - cache_read, written)
     # Where reasoning is not part of completion_tokens (xAI, Gemini), it still is of the total.
-    total = to_count(claim.total_tokens) or 0
-    output = max(to_count(claim.completion_tokens) or 0, total - prompt)
+    output = max(claim.completion_tokens or 0, (claim.total_tokens or 0) - prompt)
     return MeteredUsage(
         uncached_input=prompt - cache_read - cache_write,
         cache_read=cache_read,
         cache_write=cache_write,
         output=output,
         reasoning_output=min(output, reasoning),
+    )
+
+
+def _to_plain(usage: bytes) -> _PlainClaim | None:
+    """Read a claim some of whose counts are written otherwise, or are none."""
+    try:
+        claim = _decode_claim(usage)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    prompt = _details(_decode_prompt_details, claim.prompt_tokens_details) or _PromptDetails()
+    completion = _details(_decode_completion_details, claim.completion_tokens_details)
+    return _PlainClaim(
+        to_count(claim.prompt_tokens),
+        to_count(claim.completion_tokens),
+        to_count(claim.total_tokens),
+        _PlainPromptDetails(to_count(prompt.cached_tokens), to_count(prompt.cache_write_tokens)),
+        _PlainCompletionDetails(to_count((completion or _CompletionDetails()).reasoning_tokens)),
+        to_count(claim.prompt_cache_hit_tokens),
     )
 
 
