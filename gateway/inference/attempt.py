@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import msgspec
@@ -47,12 +47,13 @@ off its bill and what went out while the checkpoint was on its way to the file, 
 the house pays it as waste, and all that was not sent."""
 ABORT_TIMEOUT_S = 2.0
 """How long an abandoned attempt may take to say what it used."""
-MAX_ATTEMPT_S = 3600.0
 MAX_REPLAYS = 1
 """How often a generation is tried once more after a step of an engine that failed: the next one
 would fail as well where it is the cause."""
 LOOK_S = 1.0
 """Between two looks whether the replica is silent."""
+UNHEARD = nullcontext()
+"""Stands for listening to a replica that no other one could go on for."""
 RESUMED = b": resumed\n\n"
 """A comment of an event stream where another replica went on; no event, as clients read it."""
 
@@ -218,25 +219,37 @@ class ReplicaAttempt:
     async def stream(self) -> ReplicaEvent | None:
         """Pass events on as they come; returns the last one, undelivered: it may only go out once
         it is billed."""
-        async with asyncio.timeout(MAX_ATTEMPT_S) as deadline:
-            with self.delivery.on_abandon(lambda: self.abort(deadline)), self.heard():
-                events = self.replica.stream(
-                    self.prepared,
-                    attempt_id=self.record.id,
-                    cache_salt=self.services.cache_salts(self.record.org),
-                    priority=self.priority,
-                    taker=self,
-                )
-                async with aclosing(events):
-                    async for event in events:
-                        chunk = self.receive(event)
-                        if event.finished:
-                            return event
-                        if chunk:
-                            await self.delivery.put(chunk, self.pauses.for_reader)
-                            self.note_put()
+        async with asyncio.timeout(None) as deadline:
+            self.services.attempt_deadline.begin(deadline)
+            try:
+                with self.delivery.on_abandon(lambda: self.abort(deadline)), self.heard():
+                    if (last := await self.pass_on()) is not None:
+                        return last
+            finally:
+                self.services.attempt_deadline.end(deadline)
         if not self.delivery.abandoned:
             raise ReplicaLost("the stream ended without a last event")
+        return None
+
+    async def pass_on(self) -> ReplicaEvent | None:
+        """Pass events on until the last one; None: none came."""
+        events = self.replica.stream(
+            self.prepared,
+            attempt_id=self.record.id,
+            cache_salt=self.services.cache_salts(self.record.org),
+            priority=self.priority,
+            taker=self,
+        )
+        try:
+            async for event in events:
+                chunk = self.receive(event)
+                if event.finished:
+                    return event
+                if chunk:
+                    await self.delivery.put(chunk, self.pauses.for_reader)
+                    self.note_put()
+        finally:
+            await events.aclose()
         return None
 
     @property
@@ -286,13 +299,15 @@ class ReplicaAttempt:
             paused = self.replica.set_paused(self.record.id, paused=True)
             self.services.tasks.spawn(paused, name="pause")
 
-    @contextmanager
-    def heard(self) -> Iterator[None]:
+    def heard(self) -> AbstractContextManager[object]:
         """Give the replica up while it is silent and another one could go on."""
-        replica, elsewhere = self.replica, self.elsewhere
-        if elsewhere is None or not isinstance(replica, HeardReplica):
-            yield
-            return
+        if self.elsewhere is None or not isinstance(self.replica, HeardReplica):
+            return UNHEARD
+        return self.listening(self.replica, self.elsewhere)
+
+    @contextmanager
+    def listening(self, replica: HeardReplica, elsewhere: Callable[[], bool]) -> Iterator[None]:
+        """Look now and then whether the replica is silent."""
         loop = asyncio.get_running_loop()
 
         def look() -> None:

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from billing.pricing.rating import RatedUsage
 from gateway.limits.allowance import SetPaused
@@ -128,16 +127,15 @@ class Delivery:
         billed, too."""
         return self.abandoned and (self._has_expired or self.failure is None)
 
-    @contextmanager
-    def on_abandon(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Run `callback` once when the reader leaves, at once if it has left already."""
+    def on_abandon(self, callback: Callable[[], None]) -> Abandonment:
+        """Run `callback` once when the reader leaves, at once if it has left already: within a
+        `with` block."""
+        return Abandonment(self, callback)
+
+    def tell_abandonment(self, callback: Callable[[], None] | None) -> None:
         self._on_abandon = callback
-        if self.abandoned:
+        if callback is not None and self.abandoned:
             callback()
-        try:
-            yield
-        finally:
-            self._on_abandon = None
 
     # the reader's side
 
@@ -241,3 +239,19 @@ class Delivery:
         self._wake_reader()
         if self._on_abandon is not None:
             self._on_abandon()
+
+
+class Abandonment:
+    """Tells of a delivery's abandonment within a `with` block. A generator would take four times as
+    long, in each request."""
+
+    __slots__ = ("_callback", "_delivery")
+
+    def __init__(self, delivery: Delivery, callback: Callable[[], None]) -> None:
+        self._delivery, self._callback = delivery, callback
+
+    def __enter__(self) -> None:
+        self._delivery.tell_abandonment(self._callback)
+
+    def __exit__(self, *error: object) -> None:
+        self._delivery.tell_abandonment(None)
