@@ -68,7 +68,9 @@ class Stage(msgspec.Struct, gc=False):
     def __exit__(
         self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
     ) -> None:
-        self.end("" if kind is None else kind.__name__)
+        self.ended_at = time.perf_counter()
+        if kind is not None:
+            self.outcome = self.outcome or kind.__name__
 
     def end(self, outcome: str = "") -> None:
         """End it now. `outcome`: why it failed, unless that was said before."""
@@ -87,7 +89,11 @@ class Stages(list[Stage]):
 
     def begin(self, name: StageName, about: str = "") -> Stage:
         """Begin a stage now."""
-        return self.add(Stage(name, time.perf_counter(), 0.0, about))
+        stage = Stage(name, time.perf_counter(), 0.0, about)
+        if len(self) < MAX_STAGES:
+            self.append(stage)
+            return stage
+        return self.add(stage)
 
     def add(self, stage: Stage) -> Stage:
         if len(self) < MAX_STAGES:

@@ -526,7 +526,6 @@ class Limiter:
             self._local.settle(names, admission.scopes, taken, taken)
             # The debit has said what was taken.
             units = {each: max(0, units[each] - taken[each]) for each in units}
-        buckets = [[each for each in scope.buckets if each.limit] for scope in admission.scopes]
         counters: list[str] = []
         if admission.spending is not None:
             counters = counter_keys(admission.org_id, admission.spending.caps)
@@ -534,6 +533,7 @@ class Limiter:
 
         def to_call(told: dict[str, int]) -> ScriptCall:
             keys = [*org_keys(admission.org_id), *names]
+            buckets = [[each for each in scope.buckets if each.limit] for scope in admission.scopes]
             return ScriptCall(keys, (admission.lease_id, told, buckets))
 
         if was_open and self._slices.settle(

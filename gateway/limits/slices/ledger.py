@@ -91,9 +91,10 @@ class Slice:
             return "expired" if self.is_in_redis else "none"
         if len(self.held) < len(self.limits):
             return "low"  # a limit of nothing
-        if all(units.get(kind, 1) <= held.left for kind, held in self.held.items()):
-            return None
-        return "short"
+        for kind, held in self.held.items():
+            if units.get(kind, 1) > held.left:
+                return "short"
+        return None
 
     def note(self, units: UnitsByKind) -> None:
         """Note what passes, or asks to."""
@@ -102,6 +103,27 @@ class Slice:
             held.passed += wanted
             if wanted > held.largest:
                 held.largest = wanted
+
+    def take(self, units: UnitsByKind) -> None:
+        """Take what a young request reserves, which fits, and note it as `note` does."""
+        self.num_young += 1
+        for kind, held in self.held.items():
+            wanted = units.get(kind, 1)
+            held.left -= wanted
+            held.young += wanted
+            held.passed += wanted
+            if wanted > held.largest:
+                held.largest = wanted
+
+    def put_back(self, units: UnitsByKind, used: UnitsByKind) -> None:
+        """Put back what a young request has reserved, but what it used."""
+        self.num_young -= 1
+        for kind, held in self.held.items():
+            amount, kept = units.get(kind, 1), used.get(kind, 0)
+            held.young -= amount
+            if amount > kept:
+                held.left += amount - kept
+            held.done += kept
 
     def is_empty(self) -> bool:
         return not self.num_young and not any(
@@ -292,12 +314,7 @@ class OrgLedger:
                 return miss
             paying.append(purse)
         for each in (*found, *paying):
-            each.num_young += 1
-            each.note(units)
-            for kind, held in each.held.items():
-                amount = units.get(kind, 1)
-                held.left -= amount
-                held.young += amount
+            each.take(units)
         taken = tuple(found)
         self.young[lease_id] = YoungRequest(lease_id, dict(units), taken, tuple(paying), now)
         return taken
@@ -355,12 +372,7 @@ class OrgLedger:
             if used[kind] > amount and kind != MONEY
         }
         for part in young.slices:
-            part.num_young -= 1
-            for kind, held in part.held.items():
-                amount, kept = young.units.get(kind, 1), used.get(kind, 0)
-                held.young -= amount
-                held.left += max(0, amount - kept)
-                held.done += kept
+            part.put_back(young.units, used)
         if young.money:
             call = to_call(used)
             paid = {**young.units, MONEY: 0}
