@@ -14,18 +14,40 @@ from collections.abc import Iterable
 from typing import Any
 
 from litestar import Litestar, Request
+from litestar.connection import ASGIConnection
 from litestar.enums import ScopeType
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.routes.shared.access import HotRoute
 
+SET_UP_LATE = frozenset(
+    {*ASGIConnection.__slots__, *Request.__slots__} - {"scope", "receive", "send"}
+)
 PLAIN_HOST = re.compile(rb"[A-Za-z0-9.-]+(?::[0-9]+)?")
 PLAIN_PATH = re.compile(r"(?:/[A-Za-z0-9_-]+)+")
 
 
 Way = tuple[HotRoute, str]
 """A handler, and the path that it is declared with."""
+
+
+class HotRequest(Request[Any, Any, Any]):
+    """A request of which a hot route asks its scope, and little else of what the framework keeps:
+    that is set up when it is first asked for."""
+
+    __slots__ = ()
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope  # type: ignore[assignment]  # of HTTP
+        self.receive, self.send = receive, send
+
+    def __getattr__(self, name: str) -> Any:
+        """Set up what is missing; called for what is not set."""
+        if name not in SET_UP_LATE:
+            raise AttributeError(name)
+        super().__init__(self.scope, self.receive, self.send)
+        return object.__getattribute__(self, name)
 
 
 class FastPath:
@@ -67,7 +89,7 @@ class FastPath:
             return
         handler, scope["path_template"] = way
         scope["path_params"], scope["route_handler"] = {}, handler
-        request: Request[Any, Any, Any] = Request(scope, receive, send)
+        request = HotRequest(scope, receive, send)
         try:
             await handler.authorize_connection(request)
             answer: ASGIApp = await handler.fn(request)
