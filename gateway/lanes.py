@@ -240,11 +240,20 @@ def latest_first_token_s(
 ) -> float | None:
     """Return the seconds from now within which a first token is worth having: its deadline, and
     what its objective allows where that grows with the prompt; a batch has none. None: whenever.
-    `spent_s`: since the request's first byte."""
+    `spent_s`: since the request was here whole; what its client took to send it is no reason to
+    refuse it."""
+    if slo is None or slo.ttft_per_prefill is None or idle_prefill_s is None:
+        return priority.deadline_s
+    return promised_first_token_s(priority, slo, idle_prefill_s, spent_s)
+
+
+def promised_first_token_s(
+    priority: Priority, slo: Slo | None, idle_prefill_s: float | None, spent_s: float
+) -> float | None:
+    """Return the seconds from now within which a first token meets its deadline and its objective,
+    whether or not one that comes later is refused; a batch has none. None: whenever."""
     latest_s = priority.deadline_s
-    if slo is None or slo.ttft_per_prefill is None or priority.lane == "batch":
-        return latest_s
-    if idle_prefill_s is None:
+    if slo is None or priority.lane == "batch":
         return latest_s
     promised_s = slo.first_token_limit_s(idle_prefill_s) - spent_s
     return promised_s if latest_s is None else min(latest_s, promised_s)

@@ -22,6 +22,10 @@ class Lru(Generic[K, V]):
         """True if it is there; asking is not a use."""
         return key in self._items
 
+    def look(self, key: K) -> V | None:
+        """Return what is there; looking is not a use."""
+        return self._items.get(key)
+
     def get(self, key: K) -> V | None:
         value = self._items.get(key)
         if value is not None:

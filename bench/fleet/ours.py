@@ -10,6 +10,7 @@ from bench.fleet.world import NUM_WORKERS, FleetWorld, RequestFate
 from engine.protocol import ReplicaStatus
 from gateway.fleet.engine_view import EngineView
 from gateway.fleet.predicted_time import PredictionError, Prompt
+from gateway.fleet.router import idle_prefill_s
 from gateway.fleet.routing import candidates_of, choose
 from gateway.fleet.sent_work import SentWork
 from gateway.lanes import Slo
@@ -58,7 +59,5 @@ class PredictedTime:
         self.errors[fate.worker].observe(self._raw.pop(id(fate)), fate.ttft_s)
 
     def _limit_s(self, fate: RequestFate, slo: Slo) -> float:
-        prompt = Prompt(fate.asked.input_length)
-        return slo.first_token_limit_s(
-            min(view.price.idle_seconds(prompt) for view in self.views[fate.worker])
-        )
+        idle_s = idle_prefill_s(self.views[fate.worker], fate.asked.input_length)
+        return slo.first_token_limit_s(idle_s)

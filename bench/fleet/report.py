@@ -10,7 +10,8 @@ import msgspec
 from bench.fleet.world import FleetWorld, RequestFate
 from bench.sim.cost import Cost
 from bench.sim.report import percentile
-from gateway.fleet.predicted_time import Prompt, StepPrice
+from bench.sim.world import IDLE
+from gateway.fleet.predicted_time import StepPrice
 from gateway.lanes import Slo
 
 
@@ -71,5 +72,6 @@ def fixed_limit(slo: Slo) -> Limit:
 
 def limit_by_length(slo: Slo, cost: Cost, max_step_tokens: int) -> Limit:
     """Return the limit that grows with what a prompt takes an idle replica."""
-    price = StepPrice(cost, cost.step_s, max_step_tokens)
-    return lambda fate: slo.first_token_limit_s(price.own_seconds(Prompt(fate.asked.input_length)))
+    status = msgspec.structs.replace(IDLE, max_step_tokens=max_step_tokens)
+    price = StepPrice.of(status, cost)
+    return lambda fate: slo.first_token_limit_s(price.own_seconds(fate.asked.input_length))

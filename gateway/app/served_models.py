@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -22,6 +23,7 @@ from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import OnAsked
 from gateway.fleet.engine_view import EngineView
 from gateway.fleet.kv_index import KvIndex
+from gateway.fleet.predicted_time import ModelCosts
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
 from gateway.fleet.sent_work import SentWork
@@ -113,6 +115,8 @@ class ServedModels:
         self._served: dict[str, ServedModel] = {}
         self._clients: dict[EngineKey, EngineClient] = {}
         self._views: dict[EngineKey, EngineView] = {}
+        self._costs: WeakValueDictionary[str, ModelCosts] = WeakValueDictionary()
+        """The costs of steps, by the kind of engines; the views of such engines hold them."""
         self._uses: dict[EngineKey, int] = {}
         self._own_rooms = Rooms()
         self._retirement = Retirement()
@@ -205,13 +209,16 @@ class ServedModels:
 
     def _take_clients(self, model: ModelConfig, settings: Settings) -> tuple[EngineClient, ...]:
         home = Home(settings.home)
-        return tuple(self._take_client((model.name, address), home) for address in model.engines)
+        kind = f"{model.name} {model.path} {model.engine_options}"
+        costs = self._costs.setdefault(kind, ModelCosts())
+        names = [(model.name, address) for address in model.engines]
+        return tuple(self._take_client(each, home, costs) for each in names)
 
-    def _take_client(self, key: EngineKey, home: Home) -> EngineClient:
+    def _take_client(self, key: EngineKey, home: Home, costs: ModelCosts) -> EngineClient:
         client = self._clients.get(key)
         if client is None:
             client = self._clients[key] = self._connect(*key)
-            view = self._views[key] = EngineView(SentWork(home.sent_to(key[1])))
+            view = self._views[key] = EngineView(SentWork(home.sent_to(key[1])), costs)
             client.on_status = view.heard
             client.start()
         self._uses[key] = self._uses.get(key, 0) + 1

@@ -1,7 +1,8 @@
 """Views an engine: what it said last, and what all workers of this home have sent it since.
 
 Knows neither the socket nor the request; the clock is given. What waits at the replica is known in
-seconds of its work: a status sets it, what is sent adds to it at once, and time takes it away.
+seconds of its work: a status sets it, what is sent adds to it at once, and time takes it away, the
+highest lane's first.
 """
 
 from __future__ import annotations
@@ -10,31 +11,38 @@ import math
 import time
 from collections.abc import Callable
 
-from engine.fairness import LANE_WEIGHTS
+from engine.fairness import LANE_RANKS
 from engine.protocol import Lane, ReplicaStatus
-from gateway.fleet.predicted_time import Prompt, StepPrice, ahead
+from gateway.fleet.predicted_time import ModelCosts, Prompt, StepPrice, ahead
 from gateway.fleet.sent_work import SentWork
 
 RECENT_S = 60.0
 """Work counts as recent for so long, on average."""
+IN_PHASE_S = 1.0
+"""So long after a status, which is said before a step, it is known when the step in flight ends."""
 
 
 class EngineView:
-    """One replica as one worker sees it. `clock`: monotonic seconds."""
+    """One replica as one worker sees it. `costs`: of all engines of its model; `clock`: monotonic
+    seconds."""
 
-    def __init__(self, sent: SentWork, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        sent: SentWork,
+        costs: ModelCosts | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.status: ReplicaStatus | None = None
         self.price = StepPrice()
-        self._sent, self._clock = sent, clock
-        self._heard_at_s = self._now_s = clock()
-        self._totals_s = sent.totals_s()
-        self._waiting_s: dict[Lane, float] = dict.fromkeys(LANE_WEIGHTS, 0.0)
+        self.clock = clock
+        self.heard_at_s = self._now_s = clock()
+        """The time of the last status, or of this view where there is none."""
+        self._sent, self._costs = sent, costs or ModelCosts()
+        self._total_s, self._totals_s = sent.total_s(), sent.totals_s()
+        self._waiting_s = [0.0] * len(LANE_RANKS)
+        """By the lanes' ranks, as of the last look."""
         self._recent_s = 0.0
-
-    @property
-    def age_s(self) -> float:
-        """Return how old the last status is, or this view where there is none."""
-        return self._clock() - self._heard_at_s
 
     @property
     def recent_s(self) -> float:
@@ -43,41 +51,68 @@ class EngineView:
 
     def heard(self, status: ReplicaStatus) -> None:
         """Take in what the replica says of itself."""
-        self._catch_up()
-        self.status, self._heard_at_s = status, self._now_s
-        price = self.price = StepPrice.of(status)
+        self._look(self.clock())
+        self.status, self.heard_at_s = status, self._now_s
+        price = self.price = StepPrice.of(status, self._costs.known(status.costs))
         for lane, each in status.lanes.items():
-            self._waiting_s[lane] = price.seconds(each.waiting_tokens, each.waiting_pairs)
+            waiting_s = price.seconds(each.waiting_tokens, each.waiting_pairs)
+            self._waiting_s[LANE_RANKS[lane]] = waiting_s
 
     def seconds_to_first_token(self, prompt: Prompt, lane: Lane) -> float:
         """Predict, before any correction."""
-        self._catch_up()
-        own_s = self.price.own_seconds(prompt)
-        return ahead(self._waiting_s, lane, own_s) + own_s
+        own_s = self.price.own_seconds(prompt.missing, prompt.cached)
+        return self.predict(own_s, LANE_RANKS[lane], self.clock())
 
-    @property
-    def is_free(self) -> bool:
-        """Tell whether no prompt waits there, as of the last look."""
-        return not any(self._waiting_s.values())
+    def predict(self, own_s: float, rank: int, now_s: float) -> float:
+        """Predict for a prompt that takes so long by itself, by the rank of its lane."""
+        self._look(now_s)
+        waiting_s = self._waiting_s
+        if any(waiting_s):
+            return ahead(waiting_s, rank, own_s) + own_s
+        return self._step_left_s(now_s) + own_s
+
+    def is_free(self, rank: int) -> bool:
+        """Tell whether no prompt of a lane or of one above it waits there, as of the last look."""
+        return not any(self._waiting_s[: rank + 1])
 
     def send(self, prompt: Prompt, lane: Lane) -> None:
         """Note that a prompt is on its way there, for all workers."""
-        self._sent.add(lane, self.price.own_seconds(prompt))
+        now_s = self.clock()
+        self._look(now_s)
+        left_s = 0.0 if any(self._waiting_s) else self._step_left_s(now_s)
+        self._sent.add(lane, left_s + self.price.own_seconds(prompt.missing, prompt.cached))
 
     def close(self) -> None:
         """Count for nobody else any more."""
         self._sent.close()
 
-    def _catch_up(self) -> None:
+    def _step_left_s(self, now_s: float) -> float:
+        """Return what is left of the step in flight, in which no prompt is: one that comes waits
+        for its end."""
+        step_s = self.price.beside_s
+        if not self.price.decodes:
+            return 0.0
+        since_s = now_s - self.heard_at_s
+        return step_s - since_s % step_s if since_s < IN_PHASE_S and step_s else step_s / 2
+
+    def _look(self, now_s: float) -> None:
         """Add what was sent since the last look, and take away what was computed meanwhile."""
-        now_s, totals_s = self._clock(), self._sent.totals_s()
-        left_s = since_s = now_s - self._now_s
-        waiting_s, added_s = self._waiting_s, 0.0
-        for lane, before_s in waiting_s.items():
-            done_s = min(before_s, left_s)
-            left_s -= done_s
-            sent_s = totals_s[lane] - self._totals_s[lane]
-            waiting_s[lane] = max(0.0, before_s - done_s + sent_s)
-            added_s += sent_s
-        self._recent_s = max(0.0, self._recent_s * math.exp(-since_s / RECENT_S) + added_s)
-        self._now_s, self._totals_s = now_s, totals_s
+        since_s, self._now_s = now_s - self._now_s, now_s
+        waiting_s = self._waiting_s
+        left_s = since_s
+        for rank, before_s in enumerate(waiting_s):
+            if before_s:
+                done_s = before_s if before_s < left_s else left_s
+                waiting_s[rank] = before_s - done_s
+                left_s -= done_s
+        if self._recent_s:
+            self._recent_s *= math.exp(-since_s / RECENT_S)
+        if (total_s := self._sent.total_s()) != self._total_s:
+            self._take_in(total_s)
+
+    def _take_in(self, total_s: float) -> None:
+        totals_s = self._sent.totals_s()
+        for rank, (all_s, before_s) in enumerate(zip(totals_s, self._totals_s, strict=True)):
+            self._waiting_s[rank] = max(0.0, self._waiting_s[rank] + all_s - before_s)
+            self._recent_s = max(0.0, self._recent_s + all_s - before_s)
+        self._total_s, self._totals_s = total_s, totals_s

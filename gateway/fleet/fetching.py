@@ -58,7 +58,9 @@ class Holders:
             if after.cached <= own.cached:
                 return None
             seconds = peer.read_s + peer.read_token_s * (after.cached - own.cached)
-            saved_s = view.price.own_seconds(own) - view.price.own_seconds(after)
+            price = view.price
+            saved_s = price.own_seconds(own.missing, own.cached)
+            saved_s -= price.own_seconds(after.missing, after.cached)
             return Fetch(source, after.cached, seconds) if seconds <= MARGIN * saved_s else None
         return None
 

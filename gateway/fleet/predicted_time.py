@@ -12,15 +12,16 @@ What waits in other lanes and comes first anyway, comes as far as the lanes' wei
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import msgspec
 
 from engine.fairness import LANE_WEIGHTS
-from engine.protocol import Lane, ReplicaStatus, StepCosts
+from engine.protocol import ReplicaStatus, StepCosts
 
-UNLEARNT = StepCosts(prompt_token_s=1e-4, pair_s=1e-9)
-"""A guess where no engine has said: enough to tell prompts apart, and nothing to refuse by."""
+GUESSED = StepCosts(prompt_token_s=1e-4, pair_s=1e-9)
+"""A guess where no engine of a model has said: enough to tell prompts apart, and nothing to refuse
+by."""
 UNTOLD = StepCosts()
 MIN_CHUNK = 16
 """Prompt tokens that a step takes at least (`engine.scheduling.pace`)."""
@@ -30,6 +31,14 @@ WEIGHT = 0.1
 """The weight of the newest observation of an error."""
 MOST_CORRECTED = 4.0
 """A prediction is corrected by this factor at most, and by its inverse at least."""
+_WEIGHTS = [*LANE_WEIGHTS.values()]
+SHARES: tuple[tuple[float, ...], ...] = tuple(
+    tuple(
+        0.0 if other == mine else weight / _WEIGHTS[mine] for other, weight in enumerate(_WEIGHTS)
+    )
+    for mine in range(len(_WEIGHTS))
+)
+"""By the rank of a lane and of another: what the other gets of the steps for each part of it."""
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
@@ -44,15 +53,16 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
         front = max(0, min(cached, tokens - 1))
         return Prompt(tokens - front, front)
 
-    @property
-    def pairs(self) -> float:
-        return self.missing * (self.cached + (self.missing + 1) / 2)
-
 
 class StepPrice(msgspec.Struct, frozen=True, gc=False):
     """The price of steps at a replica as it is now."""
 
-    costs: StepCosts = UNLEARNT
+    token_s: float = GUESSED.prompt_token_s
+    pair_s: float = GUESSED.pair_s
+    """The seconds of a token of a prompt with one before it, its part of reading that for a chunk
+    among them."""
+    step_s: float = 0.0
+    """Seconds of a step in which nothing runs."""
     beside_s: float = 0.0
     """Seconds of a step that its prompts do not take."""
     chunk: int = MIN_CHUNK
@@ -61,40 +71,64 @@ class StepPrice(msgspec.Struct, frozen=True, gc=False):
     is_learnt: bool = False
 
     @staticmethod
-    def of(status: ReplicaStatus) -> StepPrice:
-        costs, is_learnt = status.costs, status.costs != UNTOLD
+    def of(status: ReplicaStatus, costs: StepCosts) -> StepPrice:
+        """`costs`: its own or those of another engine of its model; UNTOLD: nobody knows."""
+        is_learnt = costs != UNTOLD
+        costs = costs if is_learnt else GUESSED
         decodes = sum(each.num_running for each in status.lanes.values())
-        beside_s = costs.step_s + costs.decode_s * decodes
-        beside_s += costs.context_token_s * status.context_tokens
         chunk = max(MIN_CHUNK, status.max_step_tokens - decodes)
-        return StepPrice(costs if is_learnt else UNLEARNT, beside_s, chunk, decodes, is_learnt)
+        return StepPrice(
+            token_s=costs.prompt_token_s,
+            pair_s=costs.pair_s + costs.chunk_context_token_s / chunk,
+            step_s=costs.step_s,
+            beside_s=costs.step_s
+            + costs.decode_s * decodes
+            + costs.context_token_s * status.context_tokens,
+            chunk=chunk,
+            decodes=decodes,
+            is_learnt=is_learnt,
+        )
 
     def seconds(self, tokens: float, pairs: float) -> float:
         """Return what prompts take that fill their steps."""
-        costs = self.costs
-        steps_s = (self.beside_s * tokens + costs.chunk_context_token_s * pairs) / self.chunk
-        return costs.prompt_token_s * tokens + costs.pair_s * pairs + steps_s
+        return (self.token_s + self.beside_s / self.chunk) * tokens + self.pair_s * pairs
 
-    def own_seconds(self, prompt: Prompt) -> float:
+    def own_seconds(self, missing: int, cached: int = 0) -> float:
         """Return what one prompt takes, a whole number of steps."""
-        steps = max(1, math.ceil(prompt.missing / self.chunk))
-        alone = self.seconds(prompt.missing, prompt.pairs)
-        return alone + self.beside_s * (steps - prompt.missing / self.chunk)
+        pairs = missing * (cached + 0.5 * (missing + 1))
+        return (
+            self.token_s * missing + self.pair_s * pairs - self.beside_s * (-missing // self.chunk)
+        )
 
-    def idle_seconds(self, prompt: Prompt) -> float:
-        """Return what one prompt would take if nothing else ran."""
-        idle = msgspec.structs.replace(self, beside_s=self.costs.step_s)
-        return idle.own_seconds(prompt)
+    def idle_seconds(self, missing: int) -> float:
+        """Return what one prompt would take if nothing else ran and nothing were cached."""
+        idle = msgspec.structs.replace(self, beside_s=self.step_s)
+        return idle.own_seconds(missing)
 
 
-def ahead(waiting_s: Mapping[Lane, float], lane: Lane, own_s: float) -> float:
+class ModelCosts:
+    """The step costs that an engine of a model has told last: an engine that has learnt nothing yet
+    is priced by them, being of the same kind as its siblings."""
+
+    def __init__(self) -> None:
+        self.latest = UNTOLD
+
+    def known(self, own: StepCosts) -> StepCosts:
+        """Return the costs of an engine which says these of its own."""
+        if own != UNTOLD:
+            self.latest = own
+        return self.latest if own == UNTOLD else own
+
+
+def ahead(waiting_s: Sequence[float], rank: int, own_s: float) -> float:
     """Return the seconds of all that is computed before a request of a lane has had its own: what
-    waits in its lane, and of others as much as their weight lets them have meanwhile."""
-    mine = waiting_s.get(lane, 0.0)
-    until_mine, weight = mine + own_s, LANE_WEIGHTS[lane]
-    for other, seconds in waiting_s.items():
-        if other != lane and seconds:
-            mine += min(seconds, until_mine * LANE_WEIGHTS[other] / weight)
+    waits in its lane, and of others as much as their weight lets them have meanwhile.
+    `waiting_s`: by the lanes' ranks."""
+    mine = waiting_s[rank]
+    until_mine = mine + own_s
+    for seconds, share in zip(waiting_s, SHARES[rank], strict=True):
+        if seconds and share:
+            mine += min(seconds, until_mine * share)
     return mine
 
 

@@ -187,6 +187,12 @@ class ViewedReplica(Replica, Protocol):
 
     view: EngineView
 
+    @property
+    def is_available(self) -> bool: ...
+
+    @property
+    def is_drained(self) -> bool: ...
+
     def cached_tokens(
         self, prepared: PreparedRequest, replicas: Sequence[ViewedReplica]
     ) -> Sequence[int]:
@@ -198,6 +204,11 @@ class ViewedReplica(Replica, Protocol):
 def is_viewed(replica: Replica) -> TypeGuard[ViewedReplica]:
     """Tell whether it is an engine of ours."""
     return hasattr(replica, "view")
+
+
+def are_viewed(replicas: Sequence[Replica]) -> TypeGuard[Sequence[ViewedReplica]]:
+    """Tell whether the replicas of a route are engines of ours: all of them are, or none."""
+    return is_viewed(replicas[0])
 
 
 class ObservedReplica(Protocol):

@@ -1,13 +1,15 @@
 """Decides which replica is asked first, and which ones after it.
 
-Among engines of ours by predicted seconds (`gateway.fleet.routing`), once the prompt is known.
-Before that, and among upstreams, of a request its cache key alone is known, which steers it to
-where its prefix may be cached; who asks makes a difference only to which models there are.
+Among engines of ours by predicted seconds (`gateway.fleet.routing`), once the prompt is known: any
+that is there can prepare it. Among upstreams of a request its cache key alone is known, which
+steers it to where its prefix may be cached; who asks makes a difference only to which models there
+are.
 
 Keys are spread by rendezvous hashing (Thaler and Ravishankar, 1998): a replica that comes or goes
-moves no key but its own. A key bounds no load: while its replica is busier than the others by more
-than `BUSIER` of their mean its requests go to the next one of its order (consistent hashing with
-bounded loads, arXiv:1608.01350).
+moves no key but its own. A key bounds no load. Of an engine it is worth as many seconds as the
+prompt takes where nothing of it is cached, and no deadline; while an upstream is busier than the
+others by more than `BUSIER` of their mean its requests go to the next one of the key's order
+(consistent hashing with bounded loads, arXiv:1608.01350).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from billing.cache_contracts import ContractName
+from engine.fairness import LANE_RANKS
 from engine.protocol import KVSource, Lane
 from gateway.fleet.engine_view import EngineView
 from gateway.fleet.fetching import source_of
@@ -30,11 +33,12 @@ from gateway.fleet.predicted_time import PredictionError, Prompt
 from gateway.fleet.replica import (
     PreparedRequest,
     Replica,
-    ReplicaHealth,
     SizedReplica,
+    ViewedReplica,
+    are_viewed,
     is_viewed,
 )
-from gateway.fleet.routing import Choice, candidates_of, choose
+from gateway.fleet.routing import Choice, candidates_of, choose, lead
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.generate_request import Dialect, GenerateRequest, ModelKind
 from gateway.lanes import Priority
@@ -55,6 +59,11 @@ DRAW_BYTES = 7
 """How many bytes of a digest make the draw: 56 bits, three more than a float's mantissa."""
 
 
+def whenever(_idle_prefill_s: float | None) -> float | None:
+    """Return None: a first token is worth having whenever it comes."""
+    return None
+
+
 def affinity(request: GenerateRequest, principal: Principal) -> bytes | None:
     """Return what a request has in common with those that it should meet; None: nothing is
     known."""
@@ -67,9 +76,8 @@ class RoutedRequest(msgspec.Struct, kw_only=True):
     """The replicas of a request, the best first, and what was predicted of it."""
 
     replicas: Sequence[Replica]
-    least_s: float | None = None
-    """The least predicted seconds to its first token, over all replicas; None: nobody knows, or an
-    engine is free."""
+    soonest_s: float | None = None
+    """The least predicted seconds to its first token, over all replicas; None: nobody knows."""
     views: Sequence[EngineView] = ()
     """The views of the engines that can be asked."""
     num_tokens: int = 0
@@ -81,19 +89,29 @@ class RoutedRequest(msgspec.Struct, kw_only=True):
     lane: Lane = "interactive"
     predicted_s: float | None = None
     """The prediction for the first replica, uncorrected."""
-    status_age_s: float = 0.0
-    """The age of the oldest status that it was chosen by."""
     fetch: KVSource | None = None
     """The engine that the first replica is to read from."""
     error: PredictionError | None = None
     """Hears what came of the prediction."""
 
     @property
+    def is_one_free(self) -> bool:
+        """Tell whether an engine is free for its lane. What its prompt takes that one may be far
+        from all that it has learnt of, and only what runs teaches it more: it is not refused."""
+        rank = LANE_RANKS[self.lane]
+        return any(view.is_free(rank) for view in self.views)
+
+    @property
     def idle_prefill_s(self) -> float | None:
         """Return what its prompt would take an idle engine; None: nobody knows."""
-        prompt = Prompt.of(self.num_tokens, 0)
-        prices = [view.price for view in self.views if view.price.is_learnt]
-        return min((price.idle_seconds(prompt) for price in prices), default=None)
+        return idle_prefill_s(self.views, self.num_tokens)
+
+    @property
+    def status_age_s(self) -> float:
+        """Return the age of the oldest status that it was chosen by."""
+        if not self.views:
+            return 0.0
+        return self.views[0].clock() - min(view.heard_at_s for view in self.views)
 
     def for_first(self, prepared: PreparedRequest) -> PreparedRequest:
         """Return the request as the first replica is asked it."""
@@ -167,7 +185,6 @@ class Fleet:
         self._errors: dict[tuple[str, Lane], PredictionError] = {}
         """By model and lane: what comes of a backlog of batches says nothing of who goes before it.
         """
-        """By model."""
 
     @property
     def routes(self) -> Sequence[Route]:
@@ -200,22 +217,24 @@ class Fleet:
         return apart[0] if len(apart) == 1 else None
 
     def order(self, route: Route, affinity: bytes | None = None) -> Sequence[Replica]:
-        """Return all that are not drained, the best first: healthy ones before failing ones, then
-        by load (engines) or by what waits here for them (upstreams), then drawn by weight. With an
+        """Return all that are not drained, healthy ones before failing ones. Engines of ours are
+        ordered by `choose`; others are by what waits here for them, then drawn by weight. With an
         affinity the draw is the same each time, and small differences of load count for nothing."""
         if len(route.replicas) == 1:
             return route.replicas
+        if are_viewed(route.replicas):
+            return self._able_first(route.replicas)
         found = [(each, each.health()) for each in route.replicas]
         # Where all are, a change of settings took away the last one that was not.
         found = [each for each in found if not each[1].is_drained] or found
-        replicas, health = zip(*found, strict=True)
-        loads = [load_of(state, each.weight, route.kind) for each, state in found]
+        replicas = [each for each, _ in found]
+        loads = [state.backlog for _, state in found]
         if affinity is not None:
             mean = statistics.fmean(loads)
             most = mean + max(BUSIER * mean, BUSIER_REQUESTS)
             loads = [0.0 if load <= most else load for load in loads]
         draws = self._draws(replicas, affinity)
-        failing = map(self._is_failing, replicas, health)
+        failing = [self._is_failing(each, state.available) for each, state in found]
         ranks = zip(failing, loads, draws, strict=True)
         ranked = sorted(zip(ranks, replicas, strict=True), key=lambda each: each[0])
         return [replica for _, replica in ranked]
@@ -227,47 +246,48 @@ class Fleet:
         prepared: PreparedRequest,
         priority: Priority,
         affinity: bytes | None = None,
+        latest_s: Callable[[float | None], float | None] = whenever,
     ) -> RoutedRequest:
-        """Predict for a request, and let the soonest engine be the first; with an affinity, the
-        one that it leads to. `replicas`: of the route, as `order` has them; `prepared`: by the
-        first of them."""
-        able = [each for each in replicas if is_viewed(each)]
-        if not able:
+        """Predict for a request, and let the soonest engine be the first, or the one that an
+        affinity leads to. `replicas`: of the route, as `order` has them; `prepared`: by the first
+        of them. `latest_s`: returns the seconds from now within which its first token is worth
+        having, by what its prompt would take an idle engine; None: whenever."""
+        if not are_viewed(replicas):
             known = [each.predicted_ttft_s(prepared, priority) for each in replicas]
-            soonest = [each for each in known if each is not None]
-            least_s = min(soonest) if len(soonest) == len(known) else None
-            return RoutedRequest(replicas=replicas, least_s=least_s)
+            sooner = [each for each in known if each is not None]
+            soonest_s = min(sooner) if len(sooner) == len(known) else None
+            return RoutedRequest(replicas=replicas, soonest_s=soonest_s)
         error = self._errors.setdefault((route.model, priority.lane), PredictionError())
-        if len(replicas) > 1:
-            able = [each for each in able if not self._is_failing(each, each.health())] or able
-        cached = able[0].cached_tokens(prepared, able)
-        views, tokens = [each.view for each in able], prepared.input_tokens
+        factor, tokens = error.factor, prepared.input_tokens
+        able = (self._able(replicas) or replicas) if len(replicas) > 1 else replicas
+        cached, views = able[0].cached_tokens(prepared, able), [each.view for each in able]
         candidates = candidates_of(
-            *(views, tokens, cached, priority.lane, error.factor), fetches=self._fetches
+            *(views, tokens, cached, priority.lane, factor), fetches=self._fetches
         )
-        choice, order = None, [0]
+        choice, best = None, 0
         if len(replicas) > 1:
             choice = choose(candidates)
             if affinity is not None:
-                choice = Choice(tuple(range(len(able))), "key", choice.candidates)
-            order = [*choice.order]
-            best = [able[at] for at in order]
-            replicas = [*best, *(each for each in replicas if each not in best)]
-        first, knows = candidates[order[0]], all(view.price.is_learnt for view in views)
-        # What a prompt takes an engine that is free may be far from all that it has learnt of; only
-        # what runs teaches it more, so nobody is refused while one is.
-        refuses = knows and not any(view.is_free for view in views)
+                home = self._home(able, affinity)
+                worth_s = factor * views[home].price.own_seconds(tokens)
+                choice = lead(choice, home, worth_s, latest_s(idle_prefill_s(views, tokens)))
+            best = choice.order[0]
+            failing = (
+                [each for each in replicas if each not in able] if len(able) < len(replicas) else []
+            )
+            replicas = [*(able[at] for at in choice.order), *failing]
+        knows = all(view.price.is_learnt for view in views)
+        first = candidates[best]
         return RoutedRequest(
             replicas=replicas,
-            least_s=min(each.predicted_s for each in candidates) if refuses else None,
+            soonest_s=min([each.predicted_s for each in candidates]) if knows else None,
             views=views,
             num_tokens=tokens,
             choice=choice,
             prompt=Prompt.of(tokens, first.front),
             fetch=source_of(views, first.fetch),
             lane=priority.lane,
-            predicted_s=first.predicted_s / error.factor if knows else None,
-            status_age_s=max(view.age_s for view in views) if choice is not None else 0.0,
+            predicted_s=first.predicted_s / factor if knows else None,
             error=error,
         )
 
@@ -296,10 +316,29 @@ class Fleet:
     def _replicas(self) -> Iterable[Replica]:
         return (replica for route in self._routes.values() for replica in route.replicas)
 
-    def _is_failing(self, replica: Replica, health: ReplicaHealth) -> bool:
+    def _able_first(self, engines: Sequence[ViewedReplica]) -> Sequence[ViewedReplica]:
+        """Return those that are not drained (where all are, a change of settings took away the last
+        one that was not), healthy ones first."""
+        asked = [each for each in engines if not each.is_drained] or engines
+        able = self._able(asked)
+        if len(able) == len(asked):
+            return able
+        return [*able, *(each for each in asked if self._is_failing(each, each.is_available))]
+
+    def _able(self, engines: Sequence[ViewedReplica]) -> Sequence[ViewedReplica]:
+        if not self._failures:
+            return [each for each in engines if each.is_available]
+        return [each for each in engines if not self._is_failing(each, each.is_available)]
+
+    def _is_failing(self, replica: Replica, is_available: bool) -> bool:
         failures = self._failures.get(replica)
         cools_down = failures is not None and self._clock() < failures.until
-        return cools_down or not health.available
+        return cools_down or not is_available
+
+    def _home(self, engines: Sequence[Replica], affinity: bytes) -> int:
+        """Return the position of the engine that a client's key leads to."""
+        draws = self._draws(engines, affinity)
+        return draws.index(min(draws))
 
     def _draws(self, replicas: Sequence[Replica], affinity: bytes | None) -> Sequence[float]:
         """Draw exponential numbers, divided by the weights: they order by weight without
@@ -309,10 +348,11 @@ class Fleet:
         return [-math.log(uniform(affinity, each.name)) / each.weight for each in replicas]
 
 
-def load_of(health: ReplicaHealth, weight: int, kind: ModelKind) -> float:
-    if kind == "upstream":
-        return health.backlog
-    return (health.num_running + health.num_waiting) / weight
+def idle_prefill_s(views: Iterable[EngineView], num_tokens: int) -> float | None:
+    """Return what a prompt would take an idle engine; None: nobody knows."""
+    prices = (view.price for view in views)
+    known = [price.idle_seconds(num_tokens) for price in prices if price.is_learnt]
+    return min(known, default=None)
 
 
 def uniform(affinity: bytes, name: str) -> float:

@@ -11,15 +11,16 @@ simulation (`python -m bench.fleet routers|hot|paced`).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
+from engine.fairness import LANE_RANKS
 from engine.protocol import Lane
 from gateway.fleet.engine_view import RECENT_S, EngineView
 from gateway.fleet.fetching import Fetch, Holders
-from gateway.fleet.predicted_time import Prompt
 
 BESIDE_SHARE = 0.03
 """The worth of a second by which a prompt holds up somebody's tokens, beside one of its own."""
@@ -83,17 +84,17 @@ def candidates_of(
     """Predict for each replica. `cached`: tokens of the prompt that each has; the last one is
     always computed. `factor`: corrects the predictions. `fetches`: replicas may read what others
     have."""
-    found = []
+    rank, now_s, most = LANE_RANKS[lane], views[0].clock(), max(0, num_tokens - 1)
     holders = Holders(views, cached) if fetches else None
+    found = []
     for at, (view, tokens) in enumerate(zip(views, cached, strict=True)):
-        own = prompt = Prompt.of(num_tokens, tokens)
-        fetch = None if holders is None else holders.fetch_for(at, view, num_tokens, own.cached)
-        if fetch is not None:
-            prompt = Prompt.of(num_tokens, fetch.front)
-        seconds = factor * view.seconds_to_first_token(prompt, lane)
+        price, front = view.price, tokens if tokens < most else most
+        fetch = None if holders is None else holders.fetch_for(at, view, num_tokens, front)
+        has = front if fetch is None else fetch.front
+        own_s = price.own_seconds(num_tokens - has, has)
+        seconds = factor * view.predict(own_s, rank, now_s)
         seconds += 0.0 if fetch is None else fetch.seconds
-        beside_s = view.price.decodes * view.price.own_seconds(prompt)
-        found.append(Candidate(seconds, own.cached, beside_s, view.recent_s, fetch))
+        found.append(Candidate(seconds, front, price.decodes * own_s, view.recent_s, fetch))
     return found
 
 
@@ -101,22 +102,33 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
     """Order replicas. Those that are alike stay in their order."""
     share = recent_share(candidates)
     scores = [each.score_s(share) for each in candidates]
-    best, soonest_s = min(scores), min(each.predicted_s for each in candidates)
-    ranks = [
-        (0.0, each.recent_s) if score - best <= TIE_S else (score, 0.0)
-        for score, each in zip(scores, candidates, strict=True)
-    ]
-    order = sorted(range(len(candidates)), key=ranks.__getitem__)
-    first = candidates[order[0]]
-    reason: RouteReason = "least_work"
-    if (
-        sum(each.predicted_s <= max(soonest_s + TIE_S, first.predicted_s) for each in candidates)
-        > 1
-    ):
-        reason = "spread"
-    elif first.cached > min(each.cached for each in candidates):
-        reason = "cached"
-    return Choice(tuple(order), reason, tuple(candidates))
+    order = sorted(range(len(scores)), key=scores.__getitem__)
+    tied = bisect_right(order, scores[order[0]] + TIE_S, key=scores.__getitem__)
+    if tied > 1:
+        alike = sorted(order[:tied])
+        alike.sort(key=lambda at: candidates[at].recent_s)
+        order[:tied] = alike
+    return Choice(tuple(order), reason_of(candidates, order[0]), tuple(candidates))
+
+
+def reason_of(candidates: Sequence[Candidate], first: int) -> RouteReason:
+    found = candidates[first]
+    seconds = [each.predicted_s for each in candidates]
+    soon_s = max(min(seconds) + TIE_S, found.predicted_s)
+    if sum([each <= soon_s for each in seconds]) > 1:
+        return "spread"
+    return "cached" if found.cached > min([each.cached for each in candidates]) else "least_work"
+
+
+def lead(choice: Choice, at: int, worth_s: float, latest_s: float | None) -> Choice:
+    """Let the replica to which a client's key leads be the first, where that costs no more than
+    `worth_s` and is no reason to come later than `latest_s`; None: whenever."""
+    first, led = (choice.candidates[each] for each in (choice.order[0], at))
+    is_late = latest_s is not None and first.predicted_s <= latest_s < led.predicted_s
+    if is_late or led.predicted_s > first.predicted_s + worth_s:
+        return choice
+    others = (each for each in choice.order if each != at)
+    return Choice((at, *others), "key", choice.candidates)
 
 
 def explain(choice: Choice, names: Sequence[str]) -> str:

@@ -7,7 +7,8 @@ differences between two readings are used, so that what a killed worker had coun
 nobody has to clear it. Its row is free again as soon as it is dead (`gateway.fleet.slots`); whoever
 takes it goes on with its numbers.
 
-A file has how many rows were ever in use, then by lane and by row the sum of seconds, as doubles.
+A file has how many rows were ever in use, then by row and by the lanes' ranks the sum of seconds,
+as doubles.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
-from engine.fairness import LANE_WEIGHTS
+from engine.fairness import LANE_RANKS
 from engine.protocol import Lane
 from gateway.fleet.slots import SharedSlots
 
@@ -26,9 +26,8 @@ log = logging.getLogger(__name__)
 
 ROWS = 64
 """Workers of a home, with those that they replace; who finds no row counts for itself alone."""
-PLACES = {lane: 1 + ROWS * number for number, lane in enumerate(LANE_WEIGHTS)}
-NOTHING: Mapping[Lane, float] = dict.fromkeys(PLACES, 0.0)
-NUM_BYTES = 8 * (1 + ROWS * len(LANE_WEIGHTS))
+NUM_LANES = len(LANE_RANKS)
+NUM_BYTES = 8 * (1 + ROWS * NUM_LANES)
 
 
 class SentWork:
@@ -48,7 +47,7 @@ class SentWork:
             self._map, row = mmap.mmap(-1, NUM_BYTES), 0
         self._row = row
         self._numbers = memoryview(self._map).cast("d")
-        self._lanes: dict[Lane, memoryview[float]] = {}
+        self._in_use = self._numbers[:0]
         """The rows in use."""
         self._num_rows = 0.0
 
@@ -56,17 +55,20 @@ class SentWork:
         numbers = self._numbers
         if numbers[0] <= self._row:  # also after another has put its own number there
             numbers[0] = self._row + 1
-        numbers[PLACES[lane] + self._row] += seconds
+        numbers[1 + NUM_LANES * self._row + LANE_RANKS[lane]] += seconds
 
-    def totals_s(self) -> dict[Lane, float]:
-        """Return the seconds that all workers have ever sent, by lane."""
+    def total_s(self) -> float:
+        """Return the seconds that all workers have ever sent. Who finds it as it was need not look
+        at `totals_s`."""
         if self._numbers[0] != self._num_rows:
             self._num_rows = self._numbers[0]
-            in_use = min(ROWS, int(self._num_rows))
-            self._lanes = {
-                lane: self._numbers[place : place + in_use] for lane, place in PLACES.items()
-            }
-        return {lane: sum(self._lanes[lane]) for lane in PLACES} if self._lanes else dict(NOTHING)
+            self._in_use = self._numbers[1 : 1 + NUM_LANES * min(ROWS, int(self._num_rows))]
+        return sum(self._in_use)
+
+    def totals_s(self) -> list[float]:
+        """Return the same by the lanes' ranks."""
+        self.total_s()
+        return [sum(self._in_use[rank::NUM_LANES]) for rank in range(NUM_LANES)]
 
     def close(self) -> None:
         """Give the row back. Idempotent."""

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
+from functools import partial
 
 import msgspec
 
@@ -37,7 +38,7 @@ from gateway.inference.delivery import Delivery
 from gateway.inference.metering import new_attempt, rated, to_units
 from gateway.inference.resuming import comes_back, elsewhere, go_on
 from gateway.inference.services import GenerationServices
-from gateway.lanes import latest_first_token_s
+from gateway.lanes import latest_first_token_s, promised_first_token_s
 from gateway.limits.allowance import Allowance
 from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import Admission, Refusal
@@ -115,7 +116,9 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
         )
     if delivery.abandoned:
         return
-    routed = services.fleet.choose(route, replicas, prepared, call.priority, key)
+    routed = services.fleet.choose(
+        route, replicas, prepared, call.priority, key, partial(promised_s, call)
+    )
     refuse_what_comes_too_late(call, routed, prepared.input_tokens)
     replicas = routed.replicas
     record = new_attempt(call, services.price_book)
@@ -146,18 +149,23 @@ def refuse_what_comes_too_late(
 ) -> None:
     """Refuse a request that would come too late wherever it went, before anything is reserved.
     `num_tokens`: of its prompt. Raises: ReplicaOverloaded, NoSlot."""
-    meter, predicted_s = call.meter, routed.least_s
+    meter, soonest_s = call.meter, routed.soonest_s
     if meter.slo is not None and meter.slo.ttft_per_prefill is not None:
         meter.idle_prefill_s = routed.idle_prefill_s
-    if predicted_s is None:
+    if soonest_s is None:
         return
-    spent_s = time.perf_counter() - meter.received_at
+    spent_s = time.monotonic() - call.begun_at
     latest_s = latest_first_token_s(call.current_priority, meter.slo, meter.idle_prefill_s, spent_s)
-    try:
-        check_in_time(predicted_s, latest_s)
-    except ReplicaOverloaded:
-        meter.refused_early(num_tokens)
-        raise
+    if latest_s is None or soonest_s <= latest_s or routed.is_one_free:
+        return
+    meter.refused_early(num_tokens)
+    check_in_time(soonest_s, latest_s)
+
+
+def promised_s(call: GenerationCall, idle_prefill_s: float | None) -> float | None:
+    """Return the seconds from now within which its first token keeps what is promised of it."""
+    spent_s = time.perf_counter() - call.meter.received_at
+    return promised_first_token_s(call.current_priority, call.meter.slo, idle_prefill_s, spent_s)
 
 
 def check_in_time(predicted_s: float, latest_s: float | None) -> None:

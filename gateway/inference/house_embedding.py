@@ -60,8 +60,9 @@ class HouseEmbedding:
         route = next(each for each in services.fleet.routes if each.model == self._model)
         body = msgspec.json.encode({"model": self._model, "input": texts})
         request = EMBEDDINGS.read(body, route.dialect)
-        replica = services.fleet.order(route)[0]
-        prepared = await replica.prepare(request, PRIORITY, services.cache_salts(HOUSE))
+        replicas = services.fleet.order(route)
+        prepared = await replicas[0].prepare(request, PRIORITY, services.cache_salts(HOUSE))
+        replica = services.fleet.choose(route, replicas, prepared, PRIORITY).replicas[0]
         record = msgspec.structs.replace(
             house_attempt(uuid7_text(), self._model, services.price_book), lane=PRIORITY.lane
         )

@@ -14,8 +14,12 @@ import msgspec
 from redis.asyncio import Redis
 
 from billing.events import UsageEvent
+from engine.fake.engine import FakeCore
+from engine.protocol import StepCosts
+from gateway.fleet.engine_view import EngineView
 from gateway.fleet.errors import ReplicaDied
 from gateway.fleet.replica import ANYBODYS, EventTaker, PreparedRequest, ReplicaHealth
+from gateway.fleet.sent_work import SentWork
 from gateway.generate_request import ChatPrompt, GenerateRequest, bounded_to
 from gateway.generation_events import MeteredUsage, ReplicaEvent, TextDelta
 from gateway.ids import uuid7
@@ -146,6 +150,21 @@ class ScriptedReplica:
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
+
+
+class ViewedScript(ScriptedReplica):
+    """One of our own engines, as far as the router looks at it."""
+
+    is_available, is_drained = True, False
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.sent = SentWork()
+        self.view = EngineView(self.sent)
+        self.view.heard(msgspec.structs.replace(FakeCore().status(), costs=StepCosts(step_s=0.01)))
+
+    def cached_tokens(self, prepared: PreparedRequest, replicas: Sequence[object]) -> Sequence[int]:
+        return [0] * len(replicas)
 
 
 class MortalReplica(ScriptedReplica):

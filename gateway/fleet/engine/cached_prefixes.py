@@ -47,19 +47,21 @@ def cached_tokens(prepared: PreparedRequest, replicas: Sequence[CachingReplica])
     if not keys:
         return [0] * len(replicas)
     statuses = [each.status for each in replicas]
+    told = next((each for each in statuses if each is not None), None)
+    if told is None:
+        return [0] * len(replicas)
+    engine_ids = tuple(["" if each is None else each.engine_id for each in statuses])
     held, within_s = [0] * len(replicas), math.inf
     if index is not None:
-        engine_ids = tuple("" if each is None else each.engine_id for each in statuses)
-        window = next((each.sliding_window for each in statuses if each is not None), None)
-        held = index.spans_held(keys, engine_ids, sliding_window=window)
+        held = index.spans_held(keys, engine_ids, sliding_window=told.sliding_window)
         within_s = ON_ITS_WAY_S if index.silent_s < SILENT_S else math.inf
-    found = []
-    for replica, status, num_spans in zip(replicas, statuses, held, strict=True):
-        if status is None:
+    span_tokens, found = SPAN_BLOCKS * told.block_size, []
+    for replica, engine_id, num_spans in zip(replicas, engine_ids, held, strict=True):
+        if not engine_id:
             found.append(0)
             continue
-        num_spans = replica.sent.spans_sent(
-            keys, num_spans, engine_id=status.engine_id, within_s=within_s
-        )
-        found.append(min(most, num_spans * SPAN_BLOCKS * status.block_size))
+        sent = replica.sent
+        if sent.num_spans and num_spans < len(keys):
+            num_spans = sent.spans_sent(keys, num_spans, engine_id=engine_id, within_s=within_s)
+        found.append(min(most, num_spans * span_tokens))
     return found

@@ -7,6 +7,7 @@ It is a guess: the engine may have evicted them, and knows what other gateways h
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -37,6 +38,10 @@ class PrefixMemory:
         self._known: Lru[int, SentPrompt] = Lru(MAX_SPANS)
         self._clock = clock
 
+    @property
+    def num_spans(self) -> int:
+        return len(self._known)
+
     def sent(self, keys: Sequence[int], span_tokens: int, engine_id: str = "") -> EarlierPrompt:
         """Remember the prompt that has these keys."""
         before, goes_on = EarlierPrompt(), True
@@ -54,10 +59,14 @@ class PrefixMemory:
         self, keys: Sequence[int], first: int = 0, *, engine_id: str = "", within_s: float
     ) -> int:
         """Count the spans at a prompt's front that went to this process lately. `first`: so many of
-        them are cached for certain."""
-        since_s = self._clock() - within_s
-        for position in range(first, len(keys)):
-            known = self._known.get(keys[position])
-            if known is None or known.engine_id != engine_id or known.sent_s < since_s:
-                return position
-        return len(keys)
+        them are cached for certain. A span goes nowhere without those before it, so the last one
+        is found by halving."""
+        look, since_s = self._known.look, self._clock() - within_s
+
+        def is_missing(key: int) -> bool:
+            known = look(key)
+            return known is None or known.engine_id != engine_id or known.sent_s < since_s
+
+        if first >= len(keys) or is_missing(keys[first]):
+            return first
+        return bisect_left(keys, True, lo=first, key=is_missing)

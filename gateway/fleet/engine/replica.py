@@ -170,6 +170,14 @@ class EngineReplica:
         )
 
     @property
+    def is_available(self) -> bool:
+        return self._client.connected
+
+    @property
+    def is_drained(self) -> bool:
+        return self._drain_mark.is_set
+
+    @property
     def status(self) -> ReplicaStatus | None:
         """Return what its engine said last; None: it is away."""
         return self._client.status if self._client.connected else None

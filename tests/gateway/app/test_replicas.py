@@ -25,6 +25,7 @@ from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import unheard
 from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.replica import ANYBODYS
 from gateway.home import Home
 from gateway.processes import engine_set
 from gateway.processes.engine_set import EngineSet, RunningEngine
@@ -109,10 +110,14 @@ class Installation:
 
     async def ask(self) -> None:
         """Generate once, as a request does: it holds its route until it is done."""
-        route = self.models.fleet.routes[0]
-        replica = self.models.fleet.order(route)[0]
+        fleet = self.models.fleet
+        route = fleet.routes[0]
+        replicas = fleet.order(route)
+        prepared = await replicas[0].prepare(from_openai(BODY, "vllm"))
+        routed = fleet.choose(route, replicas, prepared, ANYBODYS)
+        routed.send()
+        replica = routed.replicas[0]
         self.asked[replica.name] += 1
-        prepared = await replica.prepare(from_openai(BODY, "vllm"))
         attempt = os.urandom(8).hex()
         async for event in replica.stream(prepared, attempt_id=attempt, cache_salt=""):
             last = event

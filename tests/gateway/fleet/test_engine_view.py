@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.fairness import LANE_WEIGHTS
+from engine.fairness import LANE_RANKS
 from engine.protocol import Lane, LaneStatus, StepCosts
-from gateway.fleet.engine_view import RECENT_S, EngineView
-from gateway.fleet.predicted_time import Prompt
+from gateway.fleet.engine_view import IN_PHASE_S, RECENT_S, EngineView
+from gateway.fleet.predicted_time import ModelCosts, Prompt
 from gateway.fleet.sent_work import SentWork
 from gateway.fleet.slots import SharedSlots
 from tests.engine.scheduling.scheduling import Clock
@@ -24,6 +24,7 @@ COSTS = StepCosts(prompt_token_s=1e-3)
 IDLE = status_of(costs=COSTS, max_step_tokens=512)
 PROMPT = Prompt(500)
 LANE: Lane = "interactive"
+RANK = LANE_RANKS[LANE]
 
 
 def busy(tokens: int) -> LaneStatus:
@@ -39,7 +40,7 @@ def test_a_status_says_what_waits_and_time_takes_it_away() -> None:
     assert view.seconds_to_first_token(PROMPT, LANE) == pytest.approx(1.0 + 0.5)
     clock.now += 2
     assert view.seconds_to_first_token(PROMPT, LANE) == pytest.approx(0.5), "never less"
-    assert view.age_s == pytest.approx(4.0)
+    assert clock.now - view.heard_at_s == pytest.approx(4.0)
 
 
 def test_all_workers_know_at_once_what_one_sent() -> None:
@@ -68,6 +69,40 @@ def test_what_was_sent_to_an_idle_replica_does_not_count_as_done_before_it_came(
     assert other.seconds_to_first_token(PROMPT, LANE) == pytest.approx(1.0)
 
 
+def test_a_prompt_waits_for_the_step_in_flight() -> None:
+    """A status is said before a step: when the next ones begin is known for a while."""
+    clock, sent = Clock(), SentWork()
+    view, other = (EngineView(sent, clock=clock) for _ in range(2))
+    costs = StepCosts(step_s=0.05, prompt_token_s=1e-3)
+    decoding = status_of(costs=costs, max_step_tokens=513, lanes={LANE: LaneStatus(num_running=1)})
+    for each in (view, other):
+        each.heard(decoding)
+    clock.now += 0.07
+    own_s = 0.5 + 0.05
+    assert view.seconds_to_first_token(PROMPT, LANE) == pytest.approx(0.03 + own_s)
+    view.send(PROMPT, LANE)
+    for each in (view, other):
+        found = each.seconds_to_first_token(PROMPT, LANE)
+        assert found == pytest.approx(0.03 + own_s + own_s), "one behind it does not wait twice"
+    view.heard(decoding)
+    clock.now += 2 * IN_PHASE_S
+    assert view.seconds_to_first_token(PROMPT, LANE) == pytest.approx(0.025 + own_s), "half of it"
+    view.heard(status_of(costs=costs, max_step_tokens=513))
+    assert view.seconds_to_first_token(PROMPT, LANE) == pytest.approx(own_s), "nothing runs"
+
+
+def test_a_view_that_knows_no_costs_takes_those_of_its_model() -> None:
+    clock, costs = Clock(), ModelCosts()
+    known, fresh = (EngineView(SentWork(), costs, clock=clock) for _ in range(2))
+    lanes = {LANE: busy(3000)}
+    fresh.heard(status_of(max_step_tokens=512, lanes=lanes))
+    assert not fresh.price.is_learnt
+    known.heard(IDLE)
+    fresh.heard(status_of(max_step_tokens=512, lanes=lanes))
+    assert fresh.price.is_learnt
+    assert fresh.seconds_to_first_token(PROMPT, LANE) == pytest.approx(3.0 + 0.5)
+
+
 def test_recent_work_fades() -> None:
     clock, sent = Clock(), SentWork()
     view = EngineView(sent, clock=clock)
@@ -93,7 +128,7 @@ def test_views_agree_and_never_know_of_less_than_nothing(acts: list[tuple[str, i
     views = [EngineView(sent, clock=clock) for _ in range(4)]
     for act, who, amount in acts:
         if act == "send":
-            views[who].send(Prompt(amount), [*LANE_WEIGHTS][who % 3])
+            views[who].send(Prompt(amount), [*LANE_RANKS][who % 3])
         elif act == "wait":
             clock.now += amount / 1000
         else:
@@ -101,7 +136,7 @@ def test_views_agree_and_never_know_of_less_than_nothing(acts: list[tuple[str, i
             for view in views:
                 view.heard(status)
         found = [view.seconds_to_first_token(PROMPT, LANE) for view in views]
-        assert min(found) >= PROMPT.missing * min(view.price.costs.prompt_token_s for view in views)
+        assert min(found) >= PROMPT.missing * min(view.price.token_s for view in views)
     for view in views:
         view.heard(IDLE)
     assert len({view.seconds_to_first_token(PROMPT, LANE) for view in views}) == 1
@@ -140,7 +175,7 @@ def test_processes_share_it_and_a_killed_one_leaves_nothing_that_lasts(tmp_path:
         child.stdin.close()
         child.stdout.close()
         found.append(view.seconds_to_first_token(PROMPT, LANE))
-    assert mine.totals_s()[LANE] == pytest.approx(1.0 + 3 * 2.0)
+    assert mine.totals_s()[RANK] == pytest.approx(1.0 + 3 * 2.0)
     assert found == pytest.approx([2.5, 4.5, 6.5])
     view.heard(IDLE)
     assert view.seconds_to_first_token(PROMPT, LANE) == pytest.approx(0.5), "all of it is gone"
@@ -153,6 +188,6 @@ def test_a_worker_that_finds_no_row_counts_by_itself(
     monkeypatch.setattr(SharedSlots, "take", lambda _: None)
     sent = SentWork(tmp_path / "replica")
     sent.add(LANE, 1.0)
-    assert sent.totals_s()[LANE] == 1.0
+    assert sent.totals_s()[RANK] == 1.0
     assert "counts by itself" in caplog.text
     sent.close()

@@ -31,6 +31,7 @@ class RoutedReplica:
             name=self.name,
             available=self.available,
             num_running=self.load,
+            backlog=float(self.load),
             is_drained=self.is_drained,
         )
 
@@ -169,7 +170,7 @@ def test_who_names_no_cache_key_is_drawn_for() -> None:
 
 def test_a_cache_key_makes_no_replica_much_busier_than_the_others() -> None:
     places = RoutedReplica("a"), RoutedReplica("b")
-    fleet, route, _ = fleet_of(*places, kind="engine")
+    fleet, route, _ = fleet_of(*places)
     mine = key("k")
     first, second = sorted(places, key=lambda place: names(fleet, route, mine).index(place.name))
     first.load, second.load = 10, 6
@@ -183,13 +184,9 @@ def test_a_cache_key_makes_no_replica_much_busier_than_the_others() -> None:
     assert names(fleet, route, mine)[0] == second.name
 
 
-def test_engines_are_ordered_by_load() -> None:
-    fleet, route, _ = fleet_of(
-        RoutedReplica("a", load=9),
-        RoutedReplica("b", load=2),
-        RoutedReplica("c", 4, load=4),
-        kind="engine",
-    )
+def test_upstreams_are_ordered_by_what_waits_for_them() -> None:
+    places = RoutedReplica("a", load=9), RoutedReplica("b", load=2), RoutedReplica("c", load=1)
+    fleet, route, _ = fleet_of(*places)
     assert names(fleet, route) == ["c", "b", "a"]
 
 
@@ -251,7 +248,7 @@ async def test_start_and_close_reach_every_replica() -> None:
 def test_a_drained_replica_is_asked_by_nobody() -> None:
     """Not even where all others fail; but where all are drained, they serve."""
     first, second = RoutedReplica("a"), RoutedReplica("b", load=9)
-    fleet, route, _ = fleet_of(first, second, kind="engine")
+    fleet, route, _ = fleet_of(first, second)
     first.is_drained, second.available = True, False
     assert names(fleet, route) == names(fleet, route, key("chat 1")) == ["b"]
     second.is_drained = True

@@ -51,6 +51,7 @@ from tests.gateway.office import (
     Office,
     PlainEncoder,
     ScriptedReplica,
+    ViewedScript,
     WatchedLimiter,
     read,
 )
@@ -615,6 +616,16 @@ async def test_what_would_come_too_late_is_refused_before_anything_is_reserved(
     assert value("tollgate_early_rejections_tokens_total", labels) == INPUT_TOKENS
     assert await read(office.begin(priority=Priority(deadline_s=13.0))) == b"w1 w2 w3 [3]"
     assert await read(office.begin(priority=Priority())) == b"w1 w2 w3 [3]"
+
+
+async def test_what_a_limit_refuses_was_sent_nowhere(open_office) -> None:
+    engines = [ViewedScript("m/0"), ViewedScript("m/1")]
+    office = open_office(*engines)
+    with pytest.raises(RateLimited):
+        await read(office.begin(Plan(name="tiny", tokens_per_minute=5)))
+    assert [each.sent.total_s() for each in engines] == [0.0, 0.0]
+    await read(office.begin())
+    assert sorted(each.sent.total_s() > 0 for each in engines) == [False, True]
 
 
 async def test_a_limiter_that_is_away_is_told_later(

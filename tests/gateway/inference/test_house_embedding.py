@@ -36,6 +36,9 @@ class Replica:
     def health(self) -> Any:
         return SimpleNamespace(available=True, num_running=0, num_waiting=0, backlog=0.0)
 
+    def predicted_ttft_s(self, prepared: PreparedRequest, priority: Any) -> float | None:
+        return None
+
     async def prepare(self, request: Any, priority: Any, cache_salt: str) -> PreparedRequest:
         assert (priority.lane, priority.tenant) == ("batch", HOUSE)
         return PreparedRequest(

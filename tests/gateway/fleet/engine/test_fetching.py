@@ -84,7 +84,9 @@ def test_reading_is_always_sooner_and_never_from_itself(
         assert cached[fetch.source] == max(cached)
         own, after = Prompt.of(NUM_TOKENS, cached[at]), Prompt.of(NUM_TOKENS, fetch.front)
         price = views[at].price
-        assert fetch.seconds <= MARGIN * (price.own_seconds(own) - price.own_seconds(after))
+        saved_s = price.own_seconds(own.missing, own.cached)
+        saved_s -= price.own_seconds(after.missing, after.cached)
+        assert fetch.seconds <= MARGIN * saved_s
 
 
 def test_a_prediction_counts_it_and_says_so() -> None:
