@@ -139,12 +139,12 @@ class Home:
         noted = msgspec.json.decode(path.read_bytes(), type=list[str]) if path.exists() else []
         return frozenset({model, *noted})
 
-    def note_names_sold(self, model: str, adapters: Iterable[str]) -> None:
-        """Note under which names an engine of `model` that starts is sold, besides those before.
-        Raises: OSError, msgspec.DecodeError."""
-        fresh = self._names_sold(model).with_suffix(".new")
-        names = sorted(self.names_sold(model) | set(adapters))
-        fresh.write_bytes(msgspec.json.encode(names))
+    def note_names_sold(self, model: str, names: Iterable[str]) -> None:
+        """Note under which names an engine of `model` is sold, besides those before: its adapters',
+        and those of models that it is a version of. Raises: OSError, msgspec.DecodeError."""
+        fresh = self._names_sold(model).with_suffix(f".{os.getpid()}.new")
+        known = sorted(self.names_sold(model) | set(names))
+        fresh.write_bytes(msgspec.json.encode(known))
         fresh.rename(self._names_sold(model))
 
     def _names_sold(self, model: str) -> Path:

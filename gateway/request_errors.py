@@ -5,6 +5,7 @@ BadField                    (null)              a field that cannot be honoured 
 ├── UnsupportedField        unsupported_parameter   known, and cannot be honoured here
 ├── UnknownField            (null)                  nobody here knows it
 └── UnknownModel            model_not_found
+    └── VersionNotServed    the version that its caller is pinned to is not there
 RequestConflict             a header says something about the state that does not hold
 ├── PreconditionFailed      the resource is no longer the one that If-Match names
 ├── RequestInFlight         the first request with this Idempotency-Key has not ended
@@ -67,6 +68,10 @@ class UnknownModel(BadField):
     status = 404
     code = "model_not_found"
     constant = None
+
+
+class VersionNotServed(UnknownModel):
+    """The caller is pinned to a version of the model that nothing serves here."""
 
 
 class RequestConflict(Exception):

@@ -38,6 +38,7 @@ from gateway import logs
 from gateway.app.application import Application, find_routes, near_path_finder
 from gateway.app.connection import LAST_REQUEST_S
 from gateway.app.live import LiveConfiguration
+from gateway.app.registry_follower import RegistryFollower
 from gateway.app.sealed_rows import start_sealing
 from gateway.app.served_models import START_WAIT_S, ServedModels
 from gateway.auth.assembly.auth import open_auth
@@ -330,6 +331,7 @@ async def open_services(
     webhooks = open_deliveries(settings, resources, mail_server)
     models = await open_models(settings, resources, settlement, leases)
     start_bookkeeping(settings, resources, models)
+    follow_registry(settings, resources, models.fleet)
     report = start_cache_report(resources)
     request_log = start_request_log(settings, resources)
     content_log = start_content_log(settings, resources)
@@ -578,6 +580,13 @@ def start_bookkeeping(settings: Settings, resources: Resources, models: ServedMo
     invoicer.start()
     stack.push_async_callback(invoicer.close)
     start_daily_agreement(stack, Home(settings.home), lambda: models.configured, system_db)
+
+
+def follow_registry(settings: Settings, resources: Resources, fleet: Fleet) -> None:
+    home = Home(settings.home)
+    follower = RegistryFollower(resources.system_db, resources.listener, fleet, home)
+    follower.start()
+    resources.stack.push_async_callback(follower.close)
 
 
 async def open_limiter(settings: Settings, resources: Resources) -> Limiter:

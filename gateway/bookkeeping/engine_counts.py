@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -26,14 +27,38 @@ def engine_counts(home: Home, models: Sequence[ModelConfig]) -> list[EngineCount
     """Return the counts of the models that have an engine here, and of those that had one and are
     not served any more. Raises: OSError, ValueError for a file that is no record."""
     configured = {model.name: model for model in models}
-    counts: list[EngineCount] = []
+    sold: list[_SoldTogether] = []
     for name, records in home.usage_records().items():
         model = configured.get(name)
         if model is None or model.starts_engine:
             adapters = () if model is None else model.adapters
             names = home.names_sold(name) | {adapter.name for adapter in adapters}
-            counts += _counts(name, names, records)
-    return counts
+            _add(sold, _SoldTogether((name,), names, tuple(records)))
+    return [
+        count
+        for each in sold
+        for count in _counts(", ".join(each.engines), each.models, each.records)
+    ]
+
+
+class _SoldTogether(NamedTuple):
+    """Models whose engines are sold by names that they share, such as the versions of one."""
+
+    engines: tuple[str, ...]
+    models: frozenset[str]
+    records: tuple[Path, ...]
+
+
+def _add(sold: list[_SoldTogether], model: _SoldTogether) -> None:
+    """Add a model, together with those that share a name with it."""
+    for each in [each for each in sold if each.models & model.models]:
+        sold.remove(each)
+        model = _SoldTogether(
+            (*each.engines, *model.engines),
+            each.models | model.models,
+            (*each.records, *model.records),
+        )
+    sold.append(model)
 
 
 def start_daily_agreement(
@@ -54,8 +79,8 @@ def start_daily_agreement(
 
 
 def _counts(name: str, names: frozenset[str], records: Sequence[Path]) -> Iterator[EngineCount]:
-    """Yield the counts of a model, one after the other in time. Engines that ran side by side have
-    one together: the books do not say which of them a request was at."""
+    """Yield the counts of models that are sold together, one after the other in time. Engines that
+    ran side by side have one together: the books do not say which of them a request was at."""
     readings = [
         usage_record.read(path) for record in records for path in usage_record.records_of(record)
     ]

@@ -43,7 +43,8 @@ from gateway.fleet.waiting_room import WaitingRoom
 from gateway.generate_request import Dialect, GenerateRequest, ModelKind
 from gateway.lanes import Priority
 from gateway.principal import Principal
-from gateway.request_errors import UnknownModel
+from gateway.registry.version_table import NO_VERSIONS, VersionTable
+from gateway.request_errors import UnknownModel, VersionNotServed
 
 COOL_DOWN_MIN_S = 1.0
 COOL_DOWN_MAX_S = 30.0
@@ -179,6 +180,8 @@ class Fleet:
         """`fetches`: engines may be told to read from each other."""
         self._fetches = fetches
         self._routes = {route.model: route for route in routes}
+        self.versions: VersionTable = NO_VERSIONS
+        """The versions of the models, and who gets which."""
         self._clock = clock
         self._rng = rng or random.Random()
         self._failures: dict[Replica, Failures] = {}
@@ -199,14 +202,40 @@ class Fleet:
         self._errors = {key: it for key, it in self._errors.items() if key[0] in self._routes}
 
     def resolve(self, model: str, principal: Principal) -> Route:
-        """Raises UnknownModel, for what is not served and for what it may not use alike."""
+        """Return the route of the model, or of the version of it that the caller gets. Raises
+        UnknownModel, for what is not served and for what it may not use alike; VersionNotServed."""
         route = self._routes.get(model)
         if route is None or not principal.may_use(model):
             raise UnknownModel(
                 f"The model `{model}` does not exist or you do not have access to it.",
                 param="model",
             )
+        if self.versions.models:
+            return self._version_for(route, principal)
         return route
+
+    def route_of(self, served_by: str) -> Route | None:
+        """Return the route of a served model by its own name, whoever asks; None: there is none."""
+        return self._routes.get(served_by)
+
+    def version_of(self, model: str, route: Route) -> int | None:
+        """Return the number of the version of a model that a route serves; None: it has none."""
+        return self.versions.number_of(model, route.model) if self.versions.models else None
+
+    def _version_for(self, route: Route, principal: Principal) -> Route:
+        """Raises: VersionNotServed."""
+        versioned = self.versions.models.get(route.model)
+        chosen = None if versioned is None else versioned.choose(principal)
+        if chosen is None:
+            return route
+        found = self._routes.get(chosen.version.served_by)
+        if found is not None and found.kind == route.kind:
+            return found
+        raise VersionNotServed(
+            f"The version {chosen.version.version} of the model `{route.model}`, to which this"
+            f" {chosen.pin.scope} is pinned, is not served.",
+            param="model",
+        )
 
     def only_model(self, principal: Principal) -> str | None:
         """Return the model that is meant by who names none: the only one that it may use, whose

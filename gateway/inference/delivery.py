@@ -32,6 +32,8 @@ class Delivery:
         self.rate_state: RateState | None = None
         self.ignored: tuple[str, ...] = ()
         """The paths of fields of the request that were left out."""
+        self.version: int | None = None
+        """The version of the model that answers; None: the model has none."""
         self.cost: RatedUsage | None = None
         """The price of an answer that tells its cost; it is set before the last chunk."""
         self.is_billed = False

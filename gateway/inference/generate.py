@@ -107,6 +107,7 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
     if call.principal.spend_caps:
         call = msgspec.structs.replace(call, request=under_a_cap(call.request))
     route = services.fleet.resolve(call.request.model, call.principal)
+    delivery.version = call.meter.version = services.fleet.version_of(call.request.model, route)
     key = affinity(call.request, call.principal)
     replicas = services.fleet.order(route, key)
     stages = call.meter.stages
@@ -135,7 +136,7 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
         outcome = await attempt_in_order(
             services, call, delivery, allowance, record, replicas, routed.for_first(prepared)
         )
-        outcome = await go_on(services, call, delivery, allowance, record, outcome)
+        outcome = await go_on(services, call, delivery, allowance, record, outcome, route.model)
     finally:
         with stages.begin("settle"):
             allowance.end()

@@ -85,16 +85,21 @@ async def go_on(
     allowance: Allowance,
     record: Attempt,
     outcome: Outcome,
+    served_by: str,
 ) -> Outcome:
-    """Go on for as long as attempts hand over, and return how the last one ended."""
+    """Go on for as long as attempts hand over, and return how the last one ended. `served_by`: the
+    model that serves it, which is a version of the one it asks for."""
     while outcome.handover is not None:
-        resumption = Resumption(services, call, delivery, allowance, record, outcome.handover)
+        resumption = Resumption(
+            services, call, delivery, allowance, record, outcome.handover, served_by
+        )
         outcome = await resumption.run(outcome.failure)
     return outcome
 
 
 class Resumption:
-    """The next attempt of a generation whose replica was lost. `record`: of any attempt before."""
+    """The next attempt of a generation whose replica was lost. `record`: of any attempt before.
+    `served_by`: the model that served it until now."""
 
     def __init__(
         self,
@@ -104,8 +109,10 @@ class Resumption:
         allowance: Allowance,
         record: Attempt,
         handover: Handover,
+        served_by: str,
     ) -> None:
         self._services, self._call, self._delivery = services, call, delivery
+        self._served_by = served_by
         self._allowance, self._handover = allowance, handover
         self._replays_left = handover.replays_left
         self._is_counted = False
@@ -147,6 +154,11 @@ class Resumption:
             route = fleet.resolve(call.request.model, call.principal)
         except UnknownModel:
             return None, ()
+        if route.model != self._served_by:  # its caller gets another version by now
+            kept = fleet.route_of(self._served_by)
+            if kept is None:
+                return None, ()
+            route = kept
         ordered = fleet.order(route, affinity(call.request, call.principal))
         able = [each for each in ordered if isinstance(each, ResumingReplica)]
         return route, [each for each in able if each.may_go_on(rest)]

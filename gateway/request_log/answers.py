@@ -145,6 +145,7 @@ def to_row(
         batch=owner.batch,
         tags=owner.tags or None,
         error_code=printable(answer.error_code) or None,
+        model_version=None if meter is None else meter.version,
         **({} if meter is None or meter.gaps.counts is None else gaps_of(meter.gaps.counts)),
     )
 

@@ -80,6 +80,8 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The histogram of all these gaps, for the sums; the row itself does not keep it."""
     error_code: str | None = None
     """The code of the error that its client was told, or its type where it has none."""
+    model_version: int | None = None
+    """The version of the model that answered. None: it has none."""
 
     @property
     def day(self) -> date:
@@ -101,6 +103,7 @@ _TYPES = {
     "tags": "json",
     **dict.fromkeys(("itl_p50_us", "itl_p99_us"), "bigint"),
     "error_code": "text",
+    "model_version": "integer",
 }
 _NAMES = ", ".join(_TYPES)
 _READ = f"""

@@ -42,6 +42,7 @@ _COLUMNS = (
     *("duration_us", "ttft_us", "tpot_us", "itl_p50_us", "itl_p99_us", "queue_us"),
     *("uncached_tokens", "cached_tokens", "written_tokens", "output_tokens", "reasoning_tokens"),
     *("cost_pico", "cache_cause", "cache_position", "trace", "batch", "tags", "error_code"),
+    "model_version",
 )
 
 
@@ -112,6 +113,8 @@ class FoundRequest(msgspec.Struct, frozen=True, kw_only=True):
     error_code: str | None
     """The code of the error that its client was told, or its type where it has none."""
     tags: Mapping[str, str] | None
+    model_version: int | None
+    """The version of the model that answered. None: it has none."""
     stages: Sequence[Any] = ()
     """As `StageRow` has them; only of a request that was asked for by its id, as what follows."""
     has_content: bool = False

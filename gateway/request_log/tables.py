@@ -47,6 +47,7 @@ request_log = sa.Table(
     sa.Column("tags", JSON),
     *count_columns("itl_p50_us", "itl_p99_us", nullable=True),
     *text_columns("error_code", nullable=True),
+    sa.Column("model_version", sa.Integer),
 )
 
 request_content = sa.Table(

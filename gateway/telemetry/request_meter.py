@@ -43,6 +43,8 @@ class RequestMeter:
         self.on_first_token: Callable[[float], float | None] | None = None
         """Hears how long the first token of the next attempt took, and returns by how much that
         was predicted wrongly."""
+        self.version: int | None = None
+        """The version of the model that serves it; None: the model has none."""
         self.slo_outcome: SloOutcome | None = None
         self.gaps = TokenGaps()
         self.queue_time_s: float | None = None

@@ -20,6 +20,7 @@ import gateway.cache_report.rows
 import gateway.files.tables
 import gateway.installation.items
 import gateway.mcp.tables
+import gateway.registry.tables
 import gateway.request_log.tables
 import gateway.responses.tables
 import gateway.tenancy.member_tables
@@ -36,6 +37,7 @@ ROOMS = (
     gateway.files.tables.metadata,
     gateway.installation.items.metadata,
     gateway.mcp.tables.metadata,
+    gateway.registry.tables.metadata,
     gateway.vault.credentials.metadata,
     gateway.webhooks.tables.metadata,
     billing.tables.metadata,

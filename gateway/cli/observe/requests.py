@@ -212,7 +212,7 @@ def facts_of(request_id: str, row: Mapping[str, Any] | None, bill: Any) -> Itera
             "Status": " ".join(filter(None, (str(row["status"]), row["error_code"]))),
             "Whose": f"key {row['api_key_name'] or row['api_key_id']}, project "
             f"{row['project_name'] or row['project_id'] or ABSENT}",
-            "Model": f"{row['model']}, lane {row['lane']}",
+            "Model": f"{row['model']}{version_of(row)}, lane {row['lane']}",
             "Tokens": f"{input_of(row)} in ({tokens['cached']} cached, {tokens['uncached']} "
             f"uncached, {tokens['written']} written), {tokens['output']} out",
             "Time": f"{to_ms(timing['duration_ms'])} in all, first token "
@@ -232,6 +232,11 @@ def facts_of(request_id: str, row: Mapping[str, Any] | None, bill: Any) -> Itera
     charged = "nothing is booked" if bill is None else f"{bill['cost']} USD, {bill['status']}"
     told["Charged"] = charged
     return (f"{name:<12} {printable(text)}" for name, text in told.items())
+
+
+def version_of(row: Mapping[str, Any]) -> str:
+    version = row["model_version"]
+    return "" if version is None else f" version {version}"
 
 
 def with_bars(stages: list[dict[str, Any]], row: Mapping[str, Any] | None) -> list[dict[str, Any]]:

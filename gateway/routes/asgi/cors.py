@@ -58,6 +58,7 @@ EXPOSED = b", ".join(
         *(b"retry-after", b"retry-after-ms", b"x-should-retry", b"www-authenticate"),
         b"x-tollgate-cost",
         b"x-tollgate-ignored-fields",
+        b"x-tollgate-model-version",
         b"x-tollgate-tags",
         *(
             name % parts

@@ -31,6 +31,7 @@ from gateway.wire.usage import cost as cost_header
 log = logging.getLogger(__name__)
 
 UTF8_EVENT_STREAM = f"{EVENT_STREAM}; charset=utf-8"
+VERSION_HEADER = "x-tollgate-model-version"
 ON_LEAVE = "tollgate.on_leave"
 """The extension of ASGI by which our own server tells of a client's leaving: a `Teller`. A task
 that waits for it, as others need, is a tenth of what an answer costs."""
@@ -243,7 +244,10 @@ class Reply:
         return {} if cost is None else {cost_header.HEADER: cost_header.to_header(cost.amount_pico)}
 
     def notes(self) -> dict[str, str]:
-        """Return the headers on limits, and on what was left out of the request."""
+        """Return the headers on limits, on the model's version, and on what was left out of the
+        request."""
         state, ignored = self.delivery.rate_state, self.delivery.ignored
         found = {} if state is None else to_headers(state)
+        if self.delivery.version is not None:
+            found = {**found, VERSION_HEADER: str(self.delivery.version)}
         return {**found, **to_ignored_header(ignored)} if ignored else found

@@ -130,6 +130,8 @@ class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True):
     api_key_id: str
     api_key_name: str | None
     model: str
+    model_version: int | None
+    """Null: the model has no versions."""
     lane: str
     route: str
     status: int
@@ -301,6 +303,7 @@ def to_view(row: FoundRequest) -> LoggedRequest:
         api_key_id=row.key,
         api_key_name=row.key_name,
         model=row.model,
+        model_version=row.model_version,
         lane=row.lane,
         route=row.route,
         status=row.status,

@@ -77,3 +77,14 @@ def test_a_record_tells_its_model(home: Home, name: str) -> None:
     home.usage_record(name).with_name(f"{home.usage_record(name).name}.new").touch()
     (found,) = home.usage_records().items()
     assert found == (name, sorted(home.usage_record(name, number) for number in (1, 2, 13)))
+
+
+def test_versions_of_a_model_have_one_count(home: Home) -> None:
+    """The books do not say which of them a request was at."""
+    for name, number in (("qwen", 5), ("next", 7), ("other", 9)):
+        count(home, name, 1, **{f"of_{name}": number})
+    home.note_names_sold("next", ["qwen"])
+    other, both = sorted(engine_counts(home, []), key=lambda each: len(each.models))
+    assert (other.name, other.models) == ("other", {"other"})
+    assert both.models == {"qwen", "next"} and both.acknowledged == Tokens(20, 12)
+    assert set(both.recent) == {"of_qwen", "of_next"}

@@ -44,6 +44,7 @@ from gateway.wire.openai.from_chat import from_openai
 from gateway.wire.surfaces import CHAT
 from tests.billing.spool.test_spool import full_disk
 from tests.gateway.office import AsListed, Office, ScriptedReplica, WatchedLimiter, read
+from tests.gateway.registry.made import versions_of
 
 LENGTH = 12
 
@@ -642,3 +643,25 @@ async def test_who_leaves_in_the_queue_of_a_third_engine_adds_no_waste(
     prompt = bills[0].quantities.input_total
     assert [each.quantities.input_total for each in waste] == [prompt + 4]
     await third.close()
+
+
+async def test_a_generation_ends_on_the_version_that_began_it(
+    open_office: Callable[..., Office], engine: MakeEngine
+) -> None:
+    """Its caller is pinned to another one while its engine is away."""
+    dying, other = engine(3), engine()
+    office = open_office(dying, other)
+    fleet = office.services.fleet
+    (both,) = fleet.routes
+    own = msgspec.structs.replace(both, replicas=both.replicas[:1])
+    fleet.replace([own, msgspec.structs.replace(both, model="next", replicas=both.replicas[1:])])
+    delivery = office.begin(request=chat())
+    async with asyncio.timeout(30):
+        while dying.connected:
+            await asyncio.sleep(0.002)
+    fleet.versions = versions_of("m", "next", pinned_to="next")
+    dying.connected = True
+    await read(delivery)
+    assert len(dying.asked) == 2 and not other.asked
+    await read(office.begin(request=chat()))
+    assert len(other.asked) == 1

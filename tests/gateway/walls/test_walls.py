@@ -52,6 +52,8 @@ HIDDEN = {
     "installation_homes": "where the settings of the installation are in force",
     "installation_items": "models and servers of the installation, some for few tenants",
     "invoice_counters": "the last number of an issuer, who bills all tenants",
+    "model_pins": "who gets which version of a model is the operator's to say",
+    "model_versions": "the versions of models are the installation's",
     "oauth_assertions": "which assertions were shown once, before it is known by whom",
     "reconciliations": "whether the books of the house agree",
     "schema_support": "the owner's own: which releases the schema serves",

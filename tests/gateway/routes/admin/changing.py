@@ -26,6 +26,7 @@ from gateway.db import tenant
 from gateway.ids import uuid7_text
 from gateway.mcp.approvals import PostgresApprovals
 from gateway.mcp.calls import RedisCalls
+from gateway.settings.models import ModelConfig, ReplicaConfig
 from gateway.tenancy.members import users
 from mcp_bridge.caller import Caller
 from mcp_bridge.trust.approvals import ApprovedCall, requested
@@ -185,6 +186,35 @@ class Maker:
     async def plan(self) -> str:
         return f"{ADMIN}/plans/{(await self.post(f'{ADMIN}/plans', {'name': self.name()}))['name']}"
 
+    async def served_model(self) -> str:
+        """Return the name of an upstream that this worker serves from now on, by `far`'s replicas,
+        which are listed once."""
+        services, name = self.world.services, self.name()
+        fleet, configuration = services.generation.fleet, services.configuration
+        far = fleet.route_of("far")
+        assert far is not None and configuration is not None
+        upstream = ReplicaConfig(upstream=f"https://{name}.example/v1", upstream_model=name)
+        models = (*configuration.settings.models, ModelConfig(name=name, replicas=(upstream,)))
+        configuration.settings = msgspec.structs.replace(configuration.settings, models=models)
+        fleet.replace([*fleet.routes, msgspec.structs.replace(far, model=name, parent="far")])
+        return name
+
+    async def version_body(self) -> dict[str, Any]:
+        model = await self.served_model()
+        return {"model": model, "served_by": await self.served_model()}
+
+    async def version(self) -> str:
+        made = await self.post(f"{ADMIN}/models/versions", await self.version_body())
+        return f"{ADMIN}/models/versions/{made['id']}"
+
+    async def pin_body(self) -> dict[str, Any]:
+        made = await self.post(f"{ADMIN}/models/versions", await self.version_body())
+        return {"model": made["model"], "version": 1, "scope": "org", "scope_id": self.org_id}
+
+    async def pin(self) -> str:
+        made = await self.post(f"{ADMIN}/models/pins", await self.pin_body())
+        return f"{ADMIN}/models/pins/{made['id']}"
+
     async def stored(self, part: str, content: dict[str, Any]) -> str:
         """Return the path of a stored setting, of models or of MCP servers."""
         path = f"{ADMIN}/settings/{part}"
@@ -333,6 +363,14 @@ async def make_key(maker: Maker) -> Change:
     return Change(path=f"{ADMIN}/keys", body={"name": "k", "project_id": project_id})
 
 
+async def make_version(maker: Maker) -> Change:
+    return Change(path=f"{ADMIN}/models/versions", body=await maker.version_body())
+
+
+async def make_pin(maker: Maker) -> Change:
+    return Change(path=f"{ADMIN}/models/pins", body=await maker.pin_body())
+
+
 async def admin_key(maker: Maker) -> str:
     made = await maker.post(f"{ORG}/admin_api_keys", {"name": "k"})
     return f"{ORG}/admin_api_keys/{made['id']}"
@@ -416,6 +454,10 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ("DELETE", f"{ADMIN}/issuers/{{issuer_id}}"): at(Maker.issuer),
     ("POST", f"{ADMIN}/keys"): make_key,
     ("PATCH", f"{ADMIN}/fleet/{{replica}}"): always(f"{ADMIN}/fleet/far/0", {"drained": False}),
+    ("POST", f"{ADMIN}/models/versions"): make_version,
+    ("DELETE", f"{ADMIN}/models/versions/{{version_id}}"): at(Maker.version),
+    ("POST", f"{ADMIN}/models/pins"): make_pin,
+    ("DELETE", f"{ADMIN}/models/pins/{{pin_id}}"): at(Maker.pin),
     ("PATCH", f"{ADMIN}/keys/{{key_id}}"): at(Maker.key, body={"name": "other"}),
     ("POST", f"{ADMIN}/keys/{{key_id}}/revoke"): at(Maker.key, "/revoke"),
     ("POST", f"{ADMIN}/keys/{{key_id}}/rotate"): at(Maker.key, "/rotate"),

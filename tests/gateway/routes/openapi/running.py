@@ -34,7 +34,7 @@ from engine.fake.engine import FakeCore
 from engine.transport.server import EngineServer
 from gateway.app.connection import ClientConnection
 from gateway.app.create import create_app
-from gateway.audit.log import Actor
+from gateway.audit.log import COMMAND_LINE, Actor
 from gateway.auth.oauth.rfc8414_metadata import USERINFO_PATH
 from gateway.auth.oauth.tokens import rfc9068_access_token
 from gateway.auth.oauth.tokens.grants import create_grant
@@ -45,6 +45,8 @@ from gateway.home import Home
 from gateway.mcp.approvals import PostgresApprovals
 from gateway.permissions import IDENTITY_SCOPES, KEY_SCOPES
 from gateway.processes import database
+from gateway.registry.changes import add_version, set_pin
+from gateway.registry.version_table import RegisteredVersion
 from gateway.routes.shared.services import Services
 from gateway.settings.load import Settings, load
 from gateway.tenancy.keys.keys import create_key
@@ -422,6 +424,38 @@ class Running:
 
     def make_replica(self, *_: Any) -> str:
         return "far/0"
+
+    def make_version(self, *_: Any) -> str:
+        return self.run(self.new_version()).id
+
+    def make_pin(self, *_: Any) -> str:
+        return self.run(self.new_pin())
+
+    async def new_version(self) -> RegisteredVersion:
+        model = f"model-{next(self._numbers)}"
+        async with tenant(self.services.system_db, self.org_id) as conn:
+            return await add_version(
+                conn,
+                model=model,
+                served_by=f"{model}-next",
+                digests={model: "a", f"{model}-next": "b"},
+                operator_org=self.org_id,
+                actor=COMMAND_LINE,
+            )
+
+    async def new_pin(self) -> str:
+        version = await self.new_version()
+        async with tenant(self.services.system_db, self.org_id) as conn:
+            made = await set_pin(
+                conn,
+                model=version.model,
+                scope="org",
+                scope_id=self.org_id,
+                version=version.version,
+                operator_org=self.org_id,
+                actor=COMMAND_LINE,
+            )
+        return made.id
 
     def make_price_list(self, *_: Any) -> str:
         return "default"

@@ -76,6 +76,14 @@ async def add_user(maker: Maker, _path: str) -> None:
     await maker.user()
 
 
+async def add_version(maker: Maker, _path: str) -> None:
+    await maker.version()
+
+
+async def add_pin(maker: Maker, _path: str) -> None:
+    await maker.pin()
+
+
 async def add_member(maker: Maker, path: str) -> None:
     await maker.post(path, {"user_id": await maker.user(), "role": "member"})
 
@@ -286,6 +294,8 @@ LISTS: dict[str, Fill] = {
     f"{ADMIN}/mcp/approvals": add_approval,
     f"{ADMIN}/fleet": nothing,
     f"{ADMIN}/models": nothing,
+    f"{ADMIN}/models/pins": add_pin,
+    f"{ADMIN}/models/versions": add_version,
     f"{ADMIN}/oauth/clients": posts(Maker.client_body),
     f"{ADMIN}/oauth/grants": add_grant,
     f"{ADMIN}/orgs": posts(lambda maker: {"name": maker.name()}),

@@ -1,0 +1,1 @@
+"""Keeps the versions of models by digest, and who is pinned to which."""
