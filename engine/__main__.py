@@ -26,8 +26,8 @@ from engine.options import Option, engine_options
 from engine.text.hub import fetch, names_a_repository
 from engine.text.model_folder import check_model_folder, has_tokenizer
 from engine.text.tokenizer import Tokenizer
-from engine.transport.frames import parse_address
-from engine.transport.server import EngineServer
+from engine.transport.frames import UnixAddress, parse_address
+from engine.transport.server import EngineServer, is_loopback
 from engine.transport.startup import Startup
 from engine.transport.usage_record import UsageRecord
 from foundation import logs
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         if arguments.listen is not None:
-            parse_address(arguments.listen)  # a typo is told before the weights are loaded
+            _check_address(arguments)  # a typo is told before the weights are loaded
         startup = Startup()
         with startup.phase("hub"):
             _fetch_model(arguments)
@@ -91,6 +91,16 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         flags = ", ".join(f"--{flag}" for flag in missing)
         parser.error(f"the following arguments are required: {flags}")
     return arguments
+
+
+def _check_address(arguments: argparse.Namespace) -> None:
+    address = parse_address(arguments.listen)
+    if arguments.insecure or isinstance(address, UnixAddress) or is_loopback(address.host):
+        return
+    raise ConfigError(
+        f"--listen {address}: open to other machines, without encryption or credentials; "
+        "say --insecure where nobody else reaches it"
+    )
 
 
 def _fetch_model(arguments: argparse.Namespace) -> None:
@@ -176,6 +186,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_options(parser.add_argument_group("memory"), "memory")
     process = parser.add_argument_group("process")
     process.add_argument("--listen", metavar="ADDRESS", help="unix:/path or tcp:host:port")
+    process.add_argument(
+        "--insecure",
+        action="store_true",
+        help="let --listen be open to other machines: whoever is on the way reads and asks all",
+    )
     process.add_argument(
         "--explain",
         action="store_true",

@@ -229,6 +229,8 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     """A folder, or `org/name` on a hub."""
     revision: Name | None = None
     engine: EngineAddress | None = None
+    insecure: bool | None = None
+    """`engine` may be on another machine, though whoever is on the way there reads and asks all."""
     replicas: EngineCount | None = None
     """So many engines are started for it; None: one is."""
     engine_options: EngineTable = {}

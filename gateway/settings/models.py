@@ -20,6 +20,7 @@ from engine.text.output_parser.registry import FamilyName, ReasoningName
 from gateway.generate_request import MaxTokensField
 from gateway.home import Home, engine_number
 from gateway.lanes import ModelSlos
+from gateway.net.listener import is_loopback
 from gateway.settings.file import (
     AdapterName,
     Concurrency,
@@ -52,7 +53,7 @@ UPSTREAMS_OWN = (
 )
 """Options that only apply to upstreams."""
 ENGINES_OWN = (
-    *("engine", "replicas", "revision", "engine_options", "adapter", "cache_contract"),
+    *("engine", "insecure", "replicas", "revision", "engine_options", "adapter", "cache_contract"),
     *("chat_template", "tool_call_parser", "reasoning_parser", "dialect"),
 )
 """Options that only apply to models with a path."""
@@ -242,6 +243,7 @@ def _to_model(
     for key in ("engine_options", "replicas"):
         if not starts_engine and getattr(model, key):
             raise SettingsError(f"{at}.{key}: only for an engine that is started here")
+    _check_address(model, at)
     numbers = (position, *islice(free, (model.replicas or 1) - 1))
     started = tuple(f"unix:{home.engine_socket(number)}" for number in numbers)
     return ModelConfig(
@@ -262,6 +264,21 @@ def _to_model(
         dialect=model.dialect,
         slo=model.slo,
     )
+
+
+def _check_address(model: WrittenModel, at: str) -> None:
+    """Refuse an engine on another machine that nobody said is reached by a private way: its socket
+    has no encryption and asks nobody who they are."""
+    host = None
+    if model.engine is not None and model.engine.startswith("tcp:"):
+        host = model.engine.removeprefix("tcp:").rpartition(":")[0].strip("[]")
+    if host is None and model.insecure is not None:
+        raise SettingsError(f"{at}.insecure: only beside an engine's tcp: address")
+    if host is not None and not is_loopback(host) and not model.insecure:
+        raise SettingsError(
+            f"{at}.engine: {model.engine} is on another machine, reached without encryption or "
+            "credentials; say insecure = true where nobody else reaches it"
+        )
 
 
 def check_parts(models: Sequence[ModelConfig], workers: int) -> None:

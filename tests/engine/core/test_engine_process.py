@@ -280,6 +280,7 @@ def run_engine(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("listen", "broken", "message"),
     [
         ("http://x", False, "engine: address 'http://x': expected unix:/path or tcp:host:port"),
+        ("tcp:0.0.0.0:9000", False, "engine: --listen tcp:0.0.0.0:9000: open to other machines"),
         ("unix:/nowhere/s", False, "engine: cannot listen on unix:/nowhere/s: "),
         ("unix:s", True, "engine: "),
     ],

@@ -84,8 +84,8 @@ def test_what_a_process_fixes_stays_as_it_was(tmp_path: Path) -> None:
         ),
         (
             PENNY,
-            PENNY + 'engine = "tcp:box:9000"\n',
-            [('+ models.penny.engine = "tcp:box:9000"', "live")],
+            PENNY + 'engine = "tcp:localhost:9000"\n',
+            [('+ models.penny.engine = "tcp:localhost:9000"', "live")],
         ),
         (
             FAR,

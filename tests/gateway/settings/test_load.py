@@ -267,9 +267,9 @@ def test_a_model_folder_stands_in_for_all_configured_ones(tmp_path: Path, given_
 
 
 def test_an_engine_that_runs_elsewhere_is_not_started() -> None:
-    write('[[model]]\nname = "penny"\npath = "models/penny"\nengine = "tcp:engine:9000"')
+    write('[[model]]\nname = "penny"\npath = "models/penny"\nengine = "tcp:localhost:9000"')
     (model,) = load({}, {}).models
-    assert (model.engines, model.starts_engine) == (("tcp:engine:9000",), False)
+    assert (model.engines, model.starts_engine) == (("tcp:localhost:9000",), False)
 
 
 GOOD = "QUJD" * 11
@@ -336,8 +336,12 @@ MISTAKES = [
     (MODEL, "model[0] (m): wants exactly one of path, upstream, replica"),
     (MODEL + "path = 'a'\nupstream = 'http://h/v1'", "model[0] (m): wants exactly one of"),
     (MODEL + "path = 'a'\nupstream_model = 'b'", "model[0].upstream_model: only for an upstream"),
+    (MODEL + "path = 'a'\nengine = 'tcp:box:1'", "model[0].engine: tcp:box:1 is on another machine"),
+    (MODEL + "path = 'a'\nengine = 'tcp:box:1'\ninsecure = false", "model[0].engine: tcp:box:1 is"),
+    (MODEL + "path = 'a'\ninsecure = true", "model[0].insecure: only beside an engine's tcp:"),
+    (MODEL + "path = 'a'\nengine = 'unix:/s'\ninsecure = true", "model[0].insecure: only beside"),
     (MODEL + "path = 'a'\nengine = 'penny'", "model[0].engine: expected 'unix:/path' or 'tcp:"),
-    (MODEL + "upstream = 'http://h/v1'\nengine = 'tcp:h:1'", "model[0].engine: only for a model"),
+    (MODEL + "upstream = 'http://h/v1'\nengine = 'tcp:[::1]:1'", "model[0].engine: only for a model"),
     (MODEL + "upstream = 'h:9100'", "model[0].upstream: expected a URL such as 'http://"),
     (MODEL + "[[model.replica]]\nweight = 0", "model[0].replica[0].weight: expected `int` >= 1"),
     (MODEL + "[[model.replica]]\nweight = 1", "model[0].replica[0].upstream: missing"),
@@ -403,7 +407,7 @@ MISTAKES = [
         "model[0].engine_options.dtyp: unknown key",
     ),
     (
-        MODEL + "path = 'a'\nengine = 'tcp:h:1'\n[model.engine_options]\nseed = 1",
+        MODEL + "path = 'a'\nengine = 'tcp:[::1]:1'\n[model.engine_options]\nseed = 1",
         "model[0].engine_options: only for an engine that is started here",
     ),
     (
@@ -426,7 +430,7 @@ MISTAKES = [
     (ADAPTED + "name = 'b'", "model[0].adapter[0].path: missing"),
     (ADAPTED + "name = 'b'\npath = 'b'\nrank = 4", "model[0].adapter[0].rank: unknown key"),
     (
-        MODEL + "path = 'a'\nengine = 'tcp:h:1'\n[[model.adapter]]\nname = 'b'\npath = 'b'",
+        MODEL + "path = 'a'\nengine = 'tcp:[::1]:1'\n[[model.adapter]]\nname = 'b'\npath = 'b'",
         "model[0].adapter[0].path: only for an engine that is started here",
     ),
 ]

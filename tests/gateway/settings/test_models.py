@@ -108,7 +108,7 @@ kv_cache_fraction = 0.1
 [[model]]
 name = "four"
 path = "four"
-engine = "tcp:h:1"
+engine = "tcp:[::1]:1"
 """
 
 
@@ -199,7 +199,7 @@ path = "models/penny"
 [[model]]
 name = "far"
 path = "models/penny"
-engine = "tcp:h:1"
+engine = "tcp:[::1]:1"
   [[model.adapter]]
   name = "far-legal"
 """
@@ -257,7 +257,7 @@ def test_replicas_share_memory_and_processors() -> None:
         (ONE + "replicas = -2", "expected `int` >= 1"),
         (ONE + "replicas = 65", "expected `int` <= 64"),
         (ONE + "replicas = 'two'", "expected `int | null`, got `str`"),
-        (ONE + "engine = 'tcp:h:1'\nreplicas = 2", "only for an engine that is started here"),
+        (ONE + "engine = 'tcp:[::1]:1'\nreplicas = 2", "only for an engine that is started here"),
         (
             "[[model]]\nname = 'far'\nupstream = 'http://h/v1'\nreplicas = 2",
             "only for a model with a path",
