@@ -26,8 +26,10 @@ from engine.options import Option, engine_options
 from engine.text.hub import fetch, names_a_repository
 from engine.text.model_folder import check_model_folder, has_tokenizer
 from engine.text.tokenizer import Tokenizer
-from engine.transport.frames import UnixAddress, parse_address
-from engine.transport.server import EngineServer, is_loopback
+from engine.transport.entrance import is_loopback
+from engine.transport.frames import TcpAddress, UnixAddress, parse_address
+from engine.transport.joining import JoinedEntrance, identity_of
+from engine.transport.server import EngineServer
 from engine.transport.startup import Startup
 from engine.transport.usage_record import UsageRecord
 from foundation import logs
@@ -53,11 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.listen is not None:
             _check_address(arguments)  # a typo is told before the weights are loaded
+        home = _home_to_join(arguments)
         startup = Startup()
         with startup.phase("hub"):
             _fetch_model(arguments)
         _check_model(arguments)
-        core = _load(_config(arguments), startup)
+        config = _config(arguments)
+        entrance = arguments.listen if home is None else _join(home, config, arguments)
+        core = _load(config, startup)
         if arguments.explain:
             from engine.core.explanation import explain
 
@@ -65,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             core.close()
             return 0
         with closing(core), _record_at(arguments.usage_record) as record:
-            server = EngineServer(core, arguments.listen, record)
+            server = EngineServer(core, entrance, record)
             core.begin_grammars()
             asyncio.run(_serve(server, arguments.drain_timeout_s))
     except ConfigError as error:
@@ -86,10 +91,15 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if arguments.explain:
         arguments.model = arguments.model or EXPLAINED_MODEL
         arguments.log_level = "warning"
-    missing = [flag for flag in ("model", "listen") if getattr(arguments, flag) is None]
+    is_anywhere = arguments.listen is not None or arguments.join is not None
+    missing = [] if arguments.model is not None else ["--model"]
+    missing += [] if is_anywhere else ["--listen"]
     if missing and not arguments.explain:
-        flags = ", ".join(f"--{flag}" for flag in missing)
-        parser.error(f"the following arguments are required: {flags}")
+        parser.error(f"the following arguments are required: {', '.join(missing)}")
+    if arguments.listen is not None and arguments.join is not None:
+        parser.error("argument --join: not allowed with argument --listen")
+    if arguments.join is not None and arguments.token is None:
+        parser.error("argument --join: wants --token")
     return arguments
 
 
@@ -99,8 +109,32 @@ def _check_address(arguments: argparse.Namespace) -> None:
         return
     raise ConfigError(
         f"--listen {address}: open to other machines, without encryption or credentials; "
-        "say --insecure where nobody else reaches it"
+        "--join a gateway, or say --insecure where nobody else reaches it"
     )
+
+
+def _home_to_join(arguments: argparse.Namespace) -> TcpAddress | None:
+    if arguments.join is None:
+        return None
+    try:
+        home = parse_address(f"tcp:{arguments.join}")
+    except ConfigError:
+        raise ConfigError(f"--join {arguments.join}: expected HOST:PORT") from None
+    assert isinstance(home, TcpAddress)
+    return home
+
+
+def _join(home: TcpAddress, config: EngineConfig, arguments: argparse.Namespace) -> JoinedEntrance:
+    """Ask the home whether it takes this engine, before the weights are loaded."""
+    from engine.transport.join_identity import JoinIdentity  # the certificates' library
+
+    beside = arguments.token.with_name(arguments.token.name + ".identity")
+    path = arguments.identity or beside
+    identity = JoinIdentity(path, arguments.token)
+    engine = identity_of(config, path.with_name(path.name + ".files"))
+    entrance = JoinedEntrance(home, identity, engine)
+    asyncio.run(entrance.ask())
+    return entrance
 
 
 def _fetch_model(arguments: argparse.Namespace) -> None:
@@ -186,6 +220,24 @@ def _parser() -> argparse.ArgumentParser:
     _add_options(parser.add_argument_group("memory"), "memory")
     process = parser.add_argument_group("process")
     process.add_argument("--listen", metavar="ADDRESS", help="unix:/path or tcp:host:port")
+    process.add_argument(
+        "--join",
+        metavar="HOST:PORT",
+        help="instead of --listen: dial the gateway of another machine (fleet.join_listen there)",
+    )
+    process.add_argument(
+        "--token",
+        type=Path,
+        metavar="FILE",
+        help="what `tollgate fleet token create` printed there; needed for the first join alone",
+    )
+    process.add_argument(
+        "--identity",
+        type=Path,
+        metavar="FILE",
+        help="keeps the key and certificate by which the gateway knows this engine; unset: beside "
+        "the token, FILE.identity",
+    )
     process.add_argument(
         "--insecure",
         action="store_true",

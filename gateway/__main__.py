@@ -1,5 +1,5 @@
-"""`python -m gateway` is `tollgate`; `python -m gateway worker` and `conductor` are processes of
-`tollgate up`."""
+"""`python -m gateway` is `tollgate`; `python -m gateway worker`, `conductor` and `join` are
+processes of `tollgate up`."""
 
 import sys
 
@@ -15,6 +15,8 @@ if sys.argv[1:2] == ["worker"]:
 elif sys.argv[1:2] == ["conductor"]:
     # Without the commands of the CLI, which would take more memory than all that it does.
     from gateway.fleet.conductor.process import main
+elif sys.argv[1:2] == ["join"]:
+    from gateway.fleet.joining.process import main
 else:
     from gateway.cli.main import main
 

@@ -65,6 +65,9 @@ class Home:
         self.worker_settings = self.run / "settings.json"
         self.metrics = self.run / "metrics"
         self.drain_marks = self.run / "drain_marks"
+        self.join = self.root / "join"
+        """The authority, the tokens and the records of engines that join from other machines."""
+        self.join_config = self.run / "join.json"
         self.kv_index = self.run / "kv_index"
         """The table of what each engine has cached (`gateway.fleet.kv_index`)."""
 

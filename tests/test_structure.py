@@ -32,6 +32,8 @@ OF_THE_ENGINE = (
     "engine.errors",
     "engine.fairness",
     "engine.fake",
+    # The hashes by which a home knows that an engine which joins has the same model.
+    "engine.model_files",
     # Pure data: the table that makes the keys of [engine] and the flags of an engine's process.
     "engine.options",
     # The keys by which engine and gateway name the spans of a prompt.
@@ -39,6 +41,10 @@ OF_THE_ENGINE = (
     "engine.protocol",
     "engine.text",
     "engine.transport.client",
+    # An engine that joins says other things than a gateway's client does, in the same frames.
+    "engine.transport.entrance",
+    "engine.transport.frames",
+    "engine.transport.join_messages",
     "engine.transport.usage_record",
 )
 

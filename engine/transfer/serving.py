@@ -35,8 +35,8 @@ from engine.transfer.messages import (
     Welcome,
 )
 from engine.transfer.shared_pool import BlockReader, SharedPool
+from engine.transport.entrance import bind_unix, socket_file
 from engine.transport.frames import TcpAddress, UnixAddress, parse_address
-from engine.transport.server import bind_unix, socket_file
 
 log = logging.getLogger(__name__)
 

@@ -114,10 +114,12 @@ def encode_frame(message: msgspec.Struct) -> bytes:
 
 
 class FrameReader(Generic[Message]):
-    """Reads messages of one union type from a stream."""
+    """Reads messages of one union type from a stream. `max_bytes`: None: `MAX_FRAME_BYTES`."""
 
-    def __init__(self, reader: asyncio.StreamReader, message_type: Any) -> None:
-        self._reader = reader
+    def __init__(
+        self, reader: asyncio.StreamReader, message_type: Any, *, max_bytes: int | None = None
+    ) -> None:
+        self._reader, self._max_bytes = reader, max_bytes
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(message_type)
 
     async def read(self) -> Message | None:
@@ -133,8 +135,9 @@ class FrameReader(Generic[Message]):
                 return None
             raise ProtocolError("the peer left inside a frame's length") from end
         (body_bytes,) = _LENGTH.unpack(header)
-        if body_bytes > MAX_FRAME_BYTES:
-            raise ProtocolError(f"a frame of {body_bytes} bytes exceeds {MAX_FRAME_BYTES}")
+        most = self._max_bytes or MAX_FRAME_BYTES
+        if body_bytes > most:
+            raise ProtocolError(f"a frame of {body_bytes} bytes exceeds {most}")
         try:
             return self._decoder.decode(await self._reader.readexactly(body_bytes))
         except asyncio.IncompleteReadError as end:

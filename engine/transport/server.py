@@ -13,15 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import ipaddress
 import logging
-import os
-import socket
-import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -55,23 +50,14 @@ from engine.protocol import (
     Usage,
     WatchCache,
 )
-from engine.transport.frames import (
-    READ_AHEAD_BYTES,
-    FrameReader,
-    TcpAddress,
-    UnixAddress,
-    encode_frame,
-    keep_alive,
-    parse_address,
-)
+from engine.transport.entrance import Entrance, ListeningEntrance
+from engine.transport.frames import FrameReader, encode_frame, keep_alive
 from engine.transport.step_loop import CacheNews, Core, Result, StepLoop, refusal_of
 from engine.transport.usage_record import UsageRecord
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-SocketFile = tuple[int, int, int]
-"""Device, inode and time of birth: the number of an inode that is gone is soon given away again."""
 
 MAX_CONNECTIONS = 512
 MAX_PREPARING = 64
@@ -144,11 +130,14 @@ class _LiveRequest:
 
 
 class EngineServer:
-    """Serves one core on one address, `unix:/path` or `tcp:host:port` (port 0: any free one)."""
+    """Serves one core to the gateways that come by one entrance."""
 
-    def __init__(self, core: Core, address: str, record: UsageRecord | None = None) -> None:
-        """`record`: what a kill -9 must not take; the caller closes it."""
-        self._listen_address = parse_address(address)
+    def __init__(
+        self, core: Core, entrance: Entrance | str, record: UsageRecord | None = None
+    ) -> None:
+        """`entrance`: an address is listened on. `record`: what a kill -9 must not take; the caller
+        closes it."""
+        self._entrance = ListeningEntrance(entrance) if isinstance(entrance, str) else entrance
         self._core = core
         self._max_orphans = core.resolved.config.max_orphans
         self._step_loop = StepLoop(
@@ -161,7 +150,6 @@ class EngineServer:
         self._status = self._step_loop.first_status
         self._heard_at_s = 0.0
         """When the step thread last said something, on the loop's clock."""
-        self._socket_file: SocketFile | None = None
         self._connections: set[_Connection] = set()
         self._num_accepted = 0
         self._watchers: set[_Connection] = set()
@@ -186,17 +174,14 @@ class EngineServer:
 
     @property
     def address(self) -> str:
-        """Return where it listens, as `EngineClient` takes it."""
-        if isinstance(self._listen_address, TcpAddress):
-            _, port = self._listener.sockets[0].getsockname()[:2]
-            return str(TcpAddress(self._listen_address.host, port))
-        return str(self._listen_address)
+        """Return where gateways find it."""
+        return self._entrance.address
 
     async def serve(self, stop: asyncio.Event, *, drain_timeout_s: float) -> None:
         """Serve until `stop` is set, then drain and close.
 
         Raises `EngineStepFailed`, at once, when the step thread dies; `ConfigError` when the
-        address cannot be bound.
+        entrance cannot be opened, or is closed to it for good.
         """
         await self.start()
         try:
@@ -206,12 +191,15 @@ class EngineServer:
         finally:
             await self.close()
         if self._failed.done():
-            raise EngineStepFailed("the step thread died") from self._failed.exception()
+            error = self._failed.exception()
+            if isinstance(error, ConfigError):
+                raise error
+            raise EngineStepFailed("the step thread died") from error
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
-        self._listener = await self._listen()
+        await self._entrance.open(self._serve_connection, self._refused)
         self._heard_at_s = self._loop.time()
         self._step_loop.start()
         self._reoffer = asyncio.create_task(self._reoffer_unacked())
@@ -220,7 +208,7 @@ class EngineServer:
     async def drain(self, timeout_s: float) -> None:
         """Refuse what is new, let what runs finish for `timeout_s`, abort the rest."""
         self._draining = True
-        self._listener.close()
+        self._entrance.shut()
         log.info("draining %d requests", len(self._live))
         await self._until(self._idle, timeout_s)
         for request_id, live in self._live.items():
@@ -230,8 +218,8 @@ class EngineServer:
             log.warning("%d orphaned usages were not acknowledged", len(self._orphans))
 
     async def close(self) -> None:
-        """Stop the thread, flush and close every connection, free the address."""
-        self._listener.close()
+        """Stop the thread, flush and close every connection, free the entrance."""
+        self._entrance.shut()
         self._reoffer.cancel()
         self._preparer.shutdown(wait=False, cancel_futures=True)
         preparing = list(self._preparing)
@@ -248,11 +236,7 @@ class EngineServer:
             writer.transport.abort()
         rest = (*self._handlers, *preparing, self._reoffer)
         await asyncio.gather(*rest, return_exceptions=True)
-        if isinstance(self._listen_address, UnixAddress):
-            path = Path(self._listen_address.path)
-            # Since the drain began nobody listens here: a successor may have taken the place.
-            if self._socket_file is not None and socket_file(path) == self._socket_file:
-                path.unlink(missing_ok=True)
+        await self._entrance.close()
 
     async def _until(self, event: asyncio.Event, timeout_s: float | None = None) -> None:
         """Until the event is set, the step thread died or the time is up."""
@@ -262,23 +246,6 @@ class EngineServer:
         waiter.cancel()
 
     # ---- connections
-
-    async def _listen(self) -> asyncio.Server:
-        address = self._listen_address
-        try:
-            if isinstance(address, UnixAddress):
-                bound = bind_unix(address)
-                self._socket_file = socket_file(Path(address.path))
-                return await asyncio.start_unix_server(
-                    self._serve_connection, sock=bound, limit=READ_AHEAD_BYTES
-                )
-            if not is_loopback(address.host):
-                log.warning("%s is open to the network and asks for no credentials", address)
-            return await asyncio.start_server(
-                self._serve_connection, address.host, address.port, limit=READ_AHEAD_BYTES
-            )
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {address}: {error}") from error
 
     async def _serve_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -491,6 +458,10 @@ class EngineServer:
             for message in news:
                 self._send(connection, message)
 
+    def _refused(self, error: ConfigError) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
     def _fail(self, error: BaseException) -> None:
         if self._failed.done():
             return
@@ -542,46 +513,3 @@ class EngineServer:
             for offered in (*self._orphans.values(), *self._broken_leases.values()):
                 for connection in tuple(self._connections):
                     self._send(connection, offered)
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name: where it leads is not known here
-        return False
-
-
-def socket_file(path: Path) -> SocketFile | None:
-    """Return which file stands at `path`; None if there is none."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
-
-
-def bind_unix(address: UnixAddress) -> socket.socket:
-    """A bound socket that only this user can open; replaces what a dead engine left behind.
-
-    Raises `OSError`; `ConfigError` when an engine is alive there.
-    """
-    path = Path(address.path)
-    if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            try:
-                probe.connect(address.path)
-                raise ConfigError(f"cannot listen on {address}: another process does")
-            except ConnectionRefusedError:
-                path.unlink()
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    umask = os.umask(0o177)
-    try:
-        bound.bind(address.path)
-    except OSError:
-        bound.close()
-        raise
-    finally:
-        os.umask(umask)
-    return bound

@@ -54,6 +54,7 @@ from gateway.cache_report.report import CacheReport
 from gateway.db import POOL_SIZE, ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.files.store import open_files
 from gateway.fleet.drain_marks import DrainMarks
+from gateway.fleet.joining.tokens import JoinTokens
 from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet
@@ -360,6 +361,7 @@ async def open_services(
         shipper=shipper,
         engines=models.engines,
         drain_marks=models.drain_marks,
+        join_tokens=JoinTokens(Home(settings.home).join, lambda: joinable(models)),
         index=models.index,
         rooms=models.rooms,
         authorization=auth.authorization,
@@ -643,6 +645,11 @@ async def open_models(
     stack.push_async_callback(leases.close)
     stack.push_async_callback(models.close)
     return models
+
+
+def joinable(models: ServedModels) -> frozenset[str]:
+    """Return the models that engines of other machines may join now."""
+    return frozenset(each.name for each in models.configured if each.joined)
 
 
 def open_pool(

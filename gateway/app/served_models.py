@@ -147,7 +147,7 @@ class ServedModels:
         except BaseException:
             await self.discard(wanted)
             raise
-        fresh = [client for each in self._fresh(wanted) for client in each.clients]
+        fresh = [client for each in self._fresh(wanted) for client in expected(each)]
         await await_engines(fresh, wait_s)
         return wanted
 
@@ -261,6 +261,14 @@ def engines_of(served: ServedModel) -> dict[str, EngineClient]:
     """Return the engines of a model by the names of their replicas."""
     names = map(served.model.replica_name, served.model.engines)
     return dict(zip(names, served.clients, strict=True))
+
+
+def expected(served: ServedModel) -> Iterable[EngineClient]:
+    """Yield the engines of a model that are there, or will be: all but those that may join and have
+    not, whose sockets are missing."""
+    for address, client in zip(served.model.engines, served.clients, strict=True):
+        if address not in served.model.joined or Path(address.removeprefix("unix:")).exists():
+            yield client
 
 
 def _closing(each: ServedModel) -> list[Close]:

@@ -1,7 +1,7 @@
 """Reads what the engines that `tollgate up` starts have counted, for
 `billing.reconciliation.agreement`.
 
-An engine that somebody else runs keeps its own.
+An engine that somebody else runs, or that joined, keeps its own: models with such are left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def engine_counts(home: Home, models: Sequence[ModelConfig]) -> list[EngineCount
     sold: list[_SoldTogether] = []
     for name, records in home.usage_records().items():
         model = configured.get(name)
-        if model is None or model.starts_engine:
+        if model is None or (model.starts_engine and not model.joined):
             adapters = () if model is None else model.adapters
             names = home.names_sold(name) | {adapter.name for adapter in adapters}
             _add(sold, _SoldTogether((name,), names, tuple(records)))

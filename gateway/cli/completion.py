@@ -73,6 +73,7 @@ OF_ARGUMENTS = {
     "tollgate models versions remove": MODELS,
     "tollgate fleet drain": REPLICAS,
     "tollgate fleet undrain": REPLICAS,
+    "tollgate fleet token revoke": NamesList("/v1/admin/join_tokens", "id", "model"),
     "tollgate credits add": ORGS,
     "tollgate budgets remove": NamesList("/v1/admin/spend-caps", "id", "amount_usd"),
     "tollgate invoices get": NamesList("/v1/admin/invoices", "number"),

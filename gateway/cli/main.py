@@ -191,7 +191,7 @@ def up(**flags: Flags) -> None:
 
 def _compile_kernels(settings: Settings) -> None:
     """Begin what engines wait for at a first start, while this process is still importing."""
-    if any(model.starts_engine for model in settings.models):
+    if any(model.started for model in settings.models):
         compiler = subprocess.Popen(
             [sys.executable, "-m", KERNEL_COMPILER],
             env=engine_environment(own_environment(), settings),
@@ -216,6 +216,9 @@ def gateway(**flags: Flags) -> None:
     for key in ("database_url", "redis_url"):
         if getattr(settings, key) is None:
             raise SettingsError(f"{key}: set TOLLGATE_{key.upper()}; only `tollgate up` embeds one")
+    for model in settings.models:
+        if model.joined:
+            raise SettingsError(f"model {model.name}: joined: only `tollgate up` lets engines join")
     settings = fetch_models(settings, weights=False)
     from gateway.app import worker
     from gateway.home import Home, RestoreUnfinished

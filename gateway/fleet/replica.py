@@ -45,6 +45,8 @@ class ReplicaHealth(msgspec.Struct, frozen=True, kw_only=True):
     """It ends what it runs, and gets nothing new."""
     drain_changed_at: float | None = None
     """When it was drained, or ceased to be, in Unix seconds; None: it never was."""
+    is_vacant: bool = False
+    """It is a place for an engine that joins, and none is there."""
     backlog: float = 0.0
     """For an upstream, the local backlog: 0 if one more request would be sent at once."""
 

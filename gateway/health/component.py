@@ -12,12 +12,13 @@ from gateway.fleet.replica import Replica, ReplicaHealth, is_observed
 from gateway.generate_request import ModelKind
 
 Kind = Literal["spool", "postgres", "redis", "engine", "upstream"]
-State = Literal[ContactState, "resting", "low_space", "quarantine", "full", "broken"]
-"""`resting`: left alone for a time, by a breaker of our own. `full`, `broken`, `low_space`,
-`quarantine`: of the spool; it cannot write, or records wait for a person."""
+State = Literal[ContactState, "vacant", "resting", "low_space", "quarantine", "full", "broken"]
+"""`resting`: left alone for a time, by a breaker of our own. `vacant`: a place for an engine that
+joins from another machine, where none is. `full`, `broken`, `low_space`, `quarantine`: of the
+spool; it cannot write, or records wait for a person."""
 Status = Literal["ready", "degraded", "unready"]
-GOOD = ("unknown", "ok")
-USELESS = ("unreachable", "unauthorised", "resting")
+GOOD = ("unknown", "ok", "vacant")
+USELESS = ("vacant", "unreachable", "unauthorised", "resting")
 """States of a replica in which no request would be served by it."""
 
 
@@ -65,7 +66,8 @@ def replica_component(kind: ModelKind, replica: Replica) -> Component:
     """Return how an engine or an upstream is; one of ours is asked, one of others was seen."""
     health = replica.health()
     if not is_observed(replica):
-        state: State = "ok" if health.available else "unreachable"
+        away: State = "vacant" if health.is_vacant else "unreachable"
+        state: State = "ok" if health.available else away
         return Component(kind=kind, name=replica.name, state=state, reachable=health.available)
     seen = replica.contact.observation
     state = seen.state

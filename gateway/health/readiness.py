@@ -34,7 +34,7 @@ from billing.spool.spool import Spool
 from foundation.periodic import Periodic
 from gateway.db import DATABASE_ERRORS
 from gateway.fleet.contact import Contact, Observation
-from gateway.fleet.replica import ObservedReplica, is_observed
+from gateway.fleet.replica import ObservedReplica, Replica, is_observed
 from gateway.fleet.router import Fleet
 from gateway.health.component import Component, Health, Kind, State, Status, replica_component
 from gateway.worker.work_listener import WorkListener
@@ -181,7 +181,7 @@ class Readiness:
         self._never_seen = {
             model: replicas
             for model, replicas in self._never_seen.items()
-            if not any(replica.health().available for replica in replicas)
+            if not any(may_serve(replica) for replica in replicas)
         }
 
     @property
@@ -212,7 +212,7 @@ class Readiness:
         self.observe()
         found += [f"model {model}" for model in self._never_seen]
         if not any(
-            route.kind == "upstream" or replica.health().available
+            route.kind == "upstream" or may_serve(replica)
             for route in self._fleet.routes
             for replica in route.replicas
         ):
@@ -328,6 +328,12 @@ class Readiness:
 
     async def _look_at_disk(self) -> None:
         self._disk = await asyncio.to_thread(look_at_disk, self._spool.directory)
+
+
+def may_serve(replica: Replica) -> bool:
+    """Tell whether nobody has to be waited for: it is there, or nobody knows whether it will be."""
+    health = replica.health()
+    return health.available or health.is_vacant
 
 
 def look_at_disk(spool: Path) -> Disk:

@@ -52,9 +52,8 @@ FileNames = Mapping[Kind, Collection[str]]
 """The names that the file takes, of each kind."""
 OF_THE_FILE: Mapping[Kind, tuple[str, ...]] = {
     "model": (
-        *("path", "engine", "insecure", "replicas", "engine_options", "adapter", "chat_template"),
-        "tokenizer",
-        "api_key_file",
+        *("path", "engine", "insecure", "replicas", "joined", "engine_options", "adapter"),
+        *("chat_template", "tokenizer", "api_key_file"),
     ),
     "mcp_server": ("command", "args", "environment", "digests", "readable", "oauth"),
 }

@@ -57,7 +57,9 @@ def running_release() -> str:
 def version_of(model: ModelConfig) -> str:
     """Name the version of a model by its settings, whichever processes it has and however many:
     other settings are another version."""
-    bare = msgspec.structs.replace(model, engines=(), starts_engine=False, shares_memory=False)
+    bare = msgspec.structs.replace(
+        model, engines=(), joined=(), starts_engine=False, shares_memory=False
+    )
     written = msgspec.json.encode(bare, enc_hook=str, order="deterministic")
     return hashlib.sha256(written).hexdigest()[:VERSION_DIGITS]
 

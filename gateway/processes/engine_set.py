@@ -1,6 +1,6 @@
 """The engines that `tollgate up` runs: as many for each in-repo model as it has replicas, and while
-settings change, the new ones beside those that they replace; and the conductor that follows them
-where there are several to choose from.
+settings change, the new ones beside those that they replace; the conductor that follows them where
+there are several to choose from; and the relay to which engines of other machines come.
 
 An engine that is replaced ends once no worker may ask it anything any more.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -23,6 +25,7 @@ from engine.options import EngineOptions
 from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet, end_tasks
 from gateway.fleet.drain_marks import DrainMarks
+from gateway.fleet.joining.admission import JoinableModel, JoinConfig, write_config
 from gateway.home import Home, engine_number, peer_address
 from gateway.installation.model_versions import (
     MAX_PROBLEM_CHARS,
@@ -32,11 +35,13 @@ from gateway.installation.model_versions import (
     weights_of,
 )
 from gateway.logs import last_error
+from gateway.net.listener import AddressError, bind
 from gateway.processes.child_processes import Child, spawn
 from gateway.processes.restarter import Restarter, StartError, together
 from gateway.processes.start_view import IMPORTING, SERVING, WARMING, EngineStages
 from gateway.processes.watchdog import Watchdog
 from gateway.settings.child_environment import engine_environment
+from gateway.settings.file import SettingsError
 from gateway.settings.load import Settings, own_environment
 from gateway.settings.models import ModelConfig, options_beside
 
@@ -173,12 +178,76 @@ class ConductorPlace:
         )
 
 
+class RelayPlace:
+    """Keeps the relay of a home running, to which engines of other machines come: while some may
+    join. It holds the socket, so that who comes while the relay is started again waits."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self.restarter: Restarter | None = None
+        self._address: str | None = None
+        self._listener: socket.socket | None = None
+        self._config: JoinConfig | None = None
+
+    async def follow(self, settings: Settings) -> None:
+        """Let engines join as the settings have it. Raises: SettingsError, where nobody can listen
+        as they say; OSError."""
+        models = tuple(JoinableModel.of(each) for each in settings.models if each.joined)
+        config, address = JoinConfig(models=models), settings.fleet.join_listen if models else None
+        if (config, address) == (self._config, self._address):
+            return
+        fresh = None if address in (None, self._address) else self._bind(address)
+        if address != self._address:
+            await self.stop()
+        if address is not None:
+            write_config(self._home.join_config, config)
+        self._config, self._address = config, address
+        if fresh is not None:
+            self._listener = fresh
+            self.restarter = Restarter("join", partial(self._start, settings, fresh))
+            await self.restarter.begin()
+        elif self.restarter is not None and self.restarter.child is not None:
+            self.restarter.child.send_signal(signal.SIGHUP)
+
+    def _bind(self, address: str) -> socket.socket:
+        host, _, port = address.removeprefix("tcp:").rpartition(":")
+        fields, hint = "fleet.join_listen", "it chooses another"
+        try:
+            return bind(host.strip("[]"), int(port), fields=fields, hint=hint)
+        except AddressError as error:
+            raise SettingsError(str(error)) from None
+
+    async def stop(self) -> None:
+        self._address, self._config = None, None
+        if self.restarter is not None:
+            await self.restarter.stop(CONDUCTOR_STOP_S)
+            self.restarter = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    async def _start(self, settings: Settings, listener: socket.socket) -> Child:
+        home = self._home
+        return spawn(
+            "join",
+            [
+                *(sys.executable, "-m", "gateway", "join", "--listen-fd", str(listener.fileno())),
+                *("--folder", str(home.join), "--config", str(home.join_config)),
+                *("--log-level", settings.log_level, "--log-format", settings.logs.format),
+            ],
+            run=home.run,
+            log=home.logs / "join.log",
+            env=engine_environment(own_environment(), settings),
+            pass_fds=(listener.fileno(),),
+        )
+
+
 class EngineSet:
     """The engines, by their addresses."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._conductor = ConductorPlace(home)
+        self._conductor, self._relay = ConductorPlace(home), RelayPlace(home)
         self._settings: Settings | None = None
         """The settings with which engines were begun last."""
         self._engines: dict[str, RunningEngine] = {}
@@ -199,8 +268,8 @@ class EngineSet:
 
     @property
     def restarters(self) -> list[Restarter]:
-        conductor = self._conductor.restarter
-        return [each.restarter for each in self.all] + ([] if conductor is None else [conductor])
+        beside = (self._conductor.restarter, self._relay.restarter)
+        return [*(each.restarter for each in self.all), *(each for each in beside if each)]
 
     def versions(self) -> list[ModelVersion]:
         """Return the version that each engine has of its model, and those that did not start when
@@ -213,12 +282,13 @@ class EngineSet:
         engine that would only get another share of the machine stays as it runs: its next start
         gives it its new share."""
         taken = {engine_number(each.address) for each in self.all}
+        taken |= {engine_number(each) for model in models for each in model.joined}
         placed: list[ModelConfig] = []
         for model in models:
             if model.starts_engine:
                 kept = self._kept(model)
-                fresh = (self._beside(each, taken) for each in model.engines[len(kept) :])
-                model = msgspec.structs.replace(model, engines=(*kept, *fresh))
+                fresh = (self._beside(each, taken) for each in model.started[len(kept) :])
+                model = msgspec.structs.replace(model, engines=(*kept, *fresh, *model.joined))
             placed.append(model)
         return tuple(placed)
 
@@ -228,7 +298,7 @@ class EngineSet:
         running = (each for each in self._engines.values() if process_of(each.model) == wanted)
         numbers = {engine_number(each.address): each.address for each in running}
         best = sorted(numbers, key=lambda number: (number in marks, number))
-        return [numbers[each] for each in sorted(best[: len(model.engines)])]
+        return [numbers[each] for each in sorted(best[: len(model.started)])]
 
     def _beside(self, address: str, taken: set[int]) -> str:
         """Return `address`, or that of the next number which is not `taken`, and take it."""
@@ -246,6 +316,11 @@ class EngineSet:
         await together(*(each.restarter.begin() for each in fresh))
         self.on_change()
         return fresh
+
+    async def let_join(self, settings: Settings) -> None:
+        """Let engines of other machines join as the settings have it. Raises: SettingsError,
+        OSError."""
+        await self._relay.follow(settings)
 
     def forget_failures(self) -> None:
         """Forget the versions that did not start: others are tried."""
@@ -301,7 +376,7 @@ class EngineSet:
     async def stop(self, timeout_s: float) -> None:
         await self._tasks.close()
         engines = (each.restarter.stop(timeout_s) for each in self.all)
-        await asyncio.gather(self._conductor.stop(), *engines)
+        await asyncio.gather(self._conductor.stop(), self._relay.stop(), *engines)
 
     async def _retire(self, each: RunningEngine, in_use: Callable[[], Collection[str]]) -> None:
         while each.address in in_use():
@@ -344,7 +419,7 @@ class EngineSet:
         """Add the engines that models want and that are not there, and return them."""
         fresh = []
         for model in settings.models:
-            for address in model.engines if model.starts_engine else ():
+            for address in model.started:
                 if address not in self._engines:
                     fresh.append(self._engine(model, address, settings))
                     self._engines[address] = fresh[-1]
@@ -405,7 +480,7 @@ async def capacities(models: Iterable[ModelConfig]) -> list[str]:
     """Return a line for each engine started here: the size of its KV cache, as it reports it."""
     lines = []
     for model in models:
-        for address in model.engines if model.starts_engine else ():
+        for address in model.started:
             name = model.replica_name(address)
             try:
                 client = await EngineClient.connect(address, timeout_s=PROBE_TIMEOUT_S)

@@ -53,7 +53,7 @@ def _fetch(
 ) -> ModelConfig:
     """Fetch a repository and note its commit in `commits`."""
     asked = repository if model.revision is None else f"{repository}@{model.revision}"
-    needs_weights = weights and model.starts_engine and model.engine_options.load_format != "dummy"
+    needs_weights = weights and bool(model.started) and model.engine_options.load_format != "dummy"
     try:
         found = fetch(
             repository,

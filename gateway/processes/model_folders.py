@@ -27,7 +27,7 @@ def check_models(settings: Settings, *, weights: bool) -> None:
     far as a look tells, or if a key of an upstream or of the file store is missing. weights: the
     engines that load them are started here."""
     for model in settings.models:
-        if weights and model.starts_engine:
+        if weights and model.started:
             _check_extra("engine", "torch", f"model {model.name}: its engine")
         _check_files(model, weights=weights)
         for adapter in model.adapters:
@@ -68,7 +68,7 @@ def _check_extra(extra: str, module: str, user: str) -> None:
 
 
 def _check_files(model: ModelConfig, *, weights: bool) -> None:
-    is_loaded = model.starts_engine and model.engine_options.load_format != "dummy"
+    is_loaded = bool(model.started) and model.engine_options.load_format != "dummy"
     try:
         if model.path is not None:
             check_model_folder(model.path, weights=weights and is_loaded)

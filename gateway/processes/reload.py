@@ -105,11 +105,13 @@ class Reload:
             return ReloadAnswer(changes=lines, message=would(changes, added))
         stopped = await self._stop_engines(fresh, lines, say) if request.stops_first else []
         try:
+            await self._engines.let_join(fresh)
             await self._start_engines(fresh, say)
             added = await self._take_up_plans_and_prices(fresh, lines)
             await self._have_workers_take_up(fresh, request, lines, say)
         except BaseException as error:
             self._retire_engines(self.settings)
+            await self._engines.let_join(self.settings)
             if stopped and isinstance(error, Exception):
                 await self._bring_back(stopped, say)
             raise

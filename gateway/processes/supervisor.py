@@ -201,6 +201,7 @@ class Supervisor:
 
     async def _start(self, listener: socket.socket, workers: WorkerSet) -> Credentials | None:
         """Start everything at once that can be; return when it is ready."""
+        await self._engines.let_join(self.settings)
         known, _ = await together(
             self._start_databases(base_url(listener)), self._engines.begin(self.settings)
         )
@@ -227,7 +228,7 @@ class Supervisor:
         shown = [
             f"model {model.replica_name(address)}"
             for model in self.settings.models
-            for address in (model.engines if model.starts_engine else ())
+            for address in model.started
         ]
         for name in shown:
             self._view.begin(name)

@@ -44,6 +44,7 @@ MCP_PATTERN = r"^[a-z0-9](?:-?[a-z0-9]){0,23}\Z"
 ORG_PATTERN = r"^org_[0-9A-Za-z]{1,64}\Z"
 ORGS_PROJECT_PATTERN = r"^org_[0-9A-Za-z]{1,64}/proj_[0-9A-Za-z]{1,64}\Z"
 ADDRESS_PATTERN = rf"^(unix:[^\x00-\x1f]+|tcp:[^\s\x00-\x1f]+:{PORT})\Z"
+JOIN_PATTERN = rf"^tcp:[^\s\x00-\x1f]+:{PORT}\Z"
 SENDER_PATTERN = r"^[^\x00-\x1f\x7f<>]*(<[^\s<>@]+@[^\s<>@]+>|[^\s<>@]+@[^\s<>@]+)$"
 BUCKET_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z"
 PREFIX_PATTERN = r"^([A-Za-z0-9_-][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}){0,7})?\Z"
@@ -59,6 +60,7 @@ IN_WORDS = {
     repr(ORG_PATTERN): "an organization's id, org_...",
     repr(ORGS_PROJECT_PATTERN): "an organization's and its project's id, org_.../proj_...",
     repr(MCP_PATTERN): "1 to 24 of a-z, 0-9 and single hyphens between them",
+    repr(JOIN_PATTERN): "'tcp:host:port'",
     repr(ADDRESS_PATTERN): "'unix:/path' or 'tcp:host:port'",
 }
 EngineTable = dict[str, Any]
@@ -76,6 +78,7 @@ McpName = Annotated[str, Meta(pattern=MCP_PATTERN)]
 OrgId = Annotated[str, Meta(pattern=ORG_PATTERN)]
 OrgsProject = Annotated[str, Meta(pattern=ORGS_PROJECT_PATTERN)]
 EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
+JoinAddress = Annotated[str, Meta(pattern=JOIN_PATTERN)]
 EngineCount = Annotated[int, Meta(ge=1, le=64)]
 Weight = Annotated[int, Meta(ge=1, le=1000)]
 Concurrency = Annotated[int, Meta(ge=1, le=1024)]
@@ -146,6 +149,8 @@ class FleetConfig(Strict, frozen=True, kw_only=True):
     """An engine reads the beginning of a prompt from another one of its model that has it, where
     that is quicker than computing it. Engines begin and end to let others read when they are
     started."""
+    join_listen: JoinAddress | None = None
+    """The address to which engines of other machines come that join a model. None: none may."""
 
 
 class MailConfig(Strict, frozen=True, kw_only=True):
@@ -231,8 +236,10 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     engine: EngineAddress | None = None
     insecure: bool | None = None
     """`engine` may be on another machine, though whoever is on the way there reads and asks all."""
-    replicas: EngineCount | None = None
-    """So many engines are started for it; None: one is."""
+    replicas: Annotated[int, Meta(ge=0, le=64)] | None = None
+    """So many engines are started for it; None: one is. 0: only with `joined`."""
+    joined: EngineCount | None = None
+    """So many engines of other machines may join it."""
     engine_options: EngineTable = {}
     """The options of its engine, which override `[engine]`."""
     adapter: list[WrittenAdapter] = []

@@ -337,6 +337,11 @@ def _complete(file: SettingsFile, only: WrittenModel | None) -> Settings:
         written = [only or alone(str(DEFAULT_MODEL))]
     models = to_models(written, file.engine, Home(home))
     check_parts(models, file.workers)
+    for position, model in enumerate(models):
+        if model.joined and file.fleet.join_listen is None:
+            raise SettingsError(
+                f"model[{position}].joined: wants fleet.join_listen, where they come"
+            )
     plans = {name: _to_plan(name, table) for name, table in file.plan.items()}
     plans.setdefault(DEFAULT_PLAN.name, DEFAULT_PLAN)
     database_url = None if file.database_url is None else _database_url(file.database_url)

@@ -46,6 +46,9 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 KV_CACHE_SIZES = {"kv_cache_bytes", "kv_cache_fraction", "num_blocks"}
 """Three ways to say one thing: a table that says one of them has said it."""
 
+FIRST_JOINED = 1000
+"""The number of the first engine that may join: behind all that are started here, however many come
+with a reload."""
 UPSTREAMS_OWN = (
     *("upstream_model", "api_key_env", "api_key_file", "max_concurrency", "max_tokens_field"),
     *("takes_reasoning_effort", "tokenizer", "context_window", "max_output_tokens"),
@@ -53,8 +56,8 @@ UPSTREAMS_OWN = (
 )
 """Options that only apply to upstreams."""
 ENGINES_OWN = (
-    *("engine", "insecure", "replicas", "revision", "engine_options", "adapter", "cache_contract"),
-    *("chat_template", "tool_call_parser", "reasoning_parser", "dialect"),
+    *("engine", "insecure", "replicas", "joined", "revision", "engine_options", "adapter"),
+    *("cache_contract", "chat_template", "tool_call_parser", "reasoning_parser", "dialect"),
 )
 """Options that only apply to models with a path."""
 
@@ -115,6 +118,9 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     """The address that each of its engines listens on: one at least for every model with a path or
     a repository, and several, which have the same weights and adapters, only where they are started
     here."""
+    joined: tuple[EngineAddress, ...] = ()
+    """Those of `engines`, the last ones, where engines of other machines are while they have
+    joined."""
     starts_engine: bool = False
     """True where `tollgate up` runs its engines; False where somebody else does."""
     engine_options: EngineOptions = EngineOptions()
@@ -149,11 +155,32 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     slo: ModelSlos = ModelSlos()
     """The objectives of its requests, of its adapters' too, in place of the installation's."""
 
+    @property
+    def started(self) -> tuple[EngineAddress, ...]:
+        """Return those of `engines` that are started here."""
+        if not self.starts_engine:
+            return ()
+        return self.engines[: len(self.engines) - len(self.joined)]
+
     def replica_name(self, engine: str, model: str | None = None) -> str:
         """Return the name of the replica that an engine is of this model, or of an adapter of it
         (`model`): the model's own where it has one engine, else with the engine's number."""
         model = model or self.name
         return model if len(self.engines) == 1 else f"{model}/{engine_number(engine)}"
+
+
+class EngineNumbers:
+    """Gives the engines of all models their numbers. `free`: those that no model has the first of;
+    `free_joined`: those of engines that join."""
+
+    def __init__(self, free: Iterator[int], free_joined: Iterator[int]) -> None:
+        self._free, self._free_joined = free, free_joined
+
+    def take(self, position: int, model: WrittenModel) -> tuple[list[int], list[int]]:
+        """Return those of the engines that are started for a model, and of those that may join."""
+        num_started = 1 if model.replicas is None else model.replicas
+        started = [position, *islice(self._free, max(0, num_started - 1))][:num_started]
+        return started, [*islice(self._free_joined, model.joined or 0)]
 
 
 def alone(model: str, revision: Any = None) -> WrittenModel:
@@ -175,8 +202,9 @@ def to_models(
     to_options(engine, "engine")  # each table by itself, so that an error names the right one
     for position, each in enumerate(written):
         to_options(each.engine_options, f"model[{position}].engine_options")
-    free = count(len(written))  # the first engine of each model has the number of its position
-    models = tuple(_to_model(each, at, engine, free, home) for at, each in enumerate(written))
+    # The first engine of each model has the number of its position.
+    numbers = EngineNumbers(free=count(len(written)), free_joined=count(FIRST_JOINED))
+    models = tuple(_to_model(each, at, engine, numbers, home) for at, each in enumerate(written))
     _refuse_duplicates(models)
     return models
 
@@ -211,10 +239,10 @@ def options_beside(
     divide the processors that one alone would compute on; models do not divide them: one may have
     nothing to do while another computes.
     """
-    options, num_engines = model.engine_options, len(model.engines)
+    options, num_engines = model.engine_options, len(model.started)
     shares = num_engines
     if model.shares_memory:
-        shares = sum(len(each.engines) for each in models if each.shares_memory)
+        shares = sum(len(each.started) for each in models if each.shares_memory)
     if options.kv_cache_bytes is None and options.num_blocks is None and shares > 1:
         part = options.kv_cache_fraction / shares
         options = msgspec.structs.replace(options, kv_cache_fraction=part)
@@ -225,9 +253,8 @@ def options_beside(
 
 
 def _to_model(
-    model: WrittenModel, position: int, engine: EngineTable, free: Iterator[int], home: Home
+    model: WrittenModel, position: int, engine: EngineTable, free: EngineNumbers, home: Home
 ) -> ModelConfig:
-    """`free`: the numbers of engines that no model has the first of."""
     at = f"model[{position}]"
     if sum((model.path is not None, model.upstream is not None, bool(model.replica))) != 1:
         raise SettingsError(f"{at} ({model.name}): wants exactly one of path, upstream, replica")
@@ -240,18 +267,22 @@ def _to_model(
     if model.revision is not None and repository is None:
         raise SettingsError(f"{at}.revision: only for a repository; {model.path} is none")
     starts_engine = model.engine is None
-    for key in ("engine_options", "replicas"):
-        if not starts_engine and getattr(model, key):
+    for key in ("engine_options", "replicas", "joined"):
+        if not starts_engine and is_given(getattr(model, key)):
             raise SettingsError(f"{at}.{key}: only for an engine that is started here")
+    if model.replicas == 0 and not model.joined:
+        raise SettingsError(f"{at}.replicas: 0 only where engines may join, by `joined`")
     _check_address(model, at)
-    numbers = (position, *islice(free, (model.replicas or 1) - 1))
-    started = tuple(f"unix:{home.engine_socket(number)}" for number in numbers)
+    numbers = free.take(position, model)
+    joined = tuple(f"unix:{home.engine_socket(number)}" for number in numbers[1])
+    started = (*(f"unix:{home.engine_socket(number)}" for number in numbers[0]), *joined)
     return ModelConfig(
         name=model.name,
         path=None if repository is not None else _find(model.path),
         repository=repository,
         revision=model.revision,
         engines=started if model.engine is None else (model.engine,),
+        joined=joined,
         starts_engine=starts_engine,
         engine_options=_options(engine, model.engine_options) if starts_engine else EngineOptions(),
         shares_memory=starts_engine and KV_CACHE_SIZES.isdisjoint(model.engine_options),
@@ -266,6 +297,11 @@ def _to_model(
     )
 
 
+def is_given(value: Any) -> bool:
+    """Tell whether a key of a model was written. A table without an entry says nothing."""
+    return value not in (None, [], {})
+
+
 def _check_address(model: WrittenModel, at: str) -> None:
     """Refuse an engine on another machine that nobody said is reached by a private way: its socket
     has no encryption and asks nobody who they are."""
@@ -277,7 +313,7 @@ def _check_address(model: WrittenModel, at: str) -> None:
     if host is not None and not is_loopback(host) and not model.insecure:
         raise SettingsError(
             f"{at}.engine: {model.engine} is on another machine, reached without encryption or "
-            "credentials; say insecure = true where nobody else reaches it"
+            "credentials; let it join (docs/how-to/many-machines.md), or say insecure = true"
         )
 
 
@@ -325,7 +361,7 @@ def _template(model: WrittenModel, at: str) -> Path | None:
 
 def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
     for key in ENGINES_OWN:
-        if getattr(model, key):
+        if is_given(getattr(model, key)):
             raise SettingsError(f"{at}.{key}: only for a model with a path")
     if model.replica and (model.upstream_model or model.api_key_env):
         raise SettingsError(f"{at}: upstream_model and api_key_env belong into each replica")

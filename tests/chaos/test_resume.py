@@ -1,4 +1,5 @@
-"""kill -9 and SIGSTOP of engines amid answers of every surface, through a whole worker: no client
+"""kill -9 and SIGSTOP of engines, one of which joined over TLS, amid answers of every surface, and
+kill -9 of the relay that it joined by, through a whole worker: no client
 sees an error or another token, each is billed once, and the engines' counts equal the books."""
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from gateway.bookkeeping.engine_counts import engine_counts
 from gateway.home import Home
 from gateway.inference import settlement
 from gateway.inference.attempt import RESUMED
+from gateway.settings.models import FIRST_JOINED
 from tests.budget import cycles
 from tests.chaos.mortal_engines import A_CALL, MODEL, MortalEngines
 from tests.databases import Databases
@@ -41,8 +43,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 KILLS = cycles(500, daily=20)
 STOPS = cycles(20, daily=1)
-NUMBERS = range(2, 5)
-"""The engines' numbers: the model is the third one, and its further engines come behind all."""
+NUMBERS = (2, 3, FIRST_JOINED)
+"""The engines' numbers: the model is the third one, and its further engines come behind all; the
+last one is of another machine, over TLS."""
 CLIENTS = 4
 MAX_RESUMES = 100
 """As many as one answer may need where engines die more often than it takes to say it."""
@@ -161,6 +164,14 @@ class Arena:
                     lambda c=client, n=number: c.connected and c.status.engine_id != before[n],
                 )
 
+    def kill_relay(self) -> None:
+        """Kill what the engine of another machine comes by, and start it again."""
+        client = self.clients[NUMBERS[-1]]
+        self.engines.relay.kill()
+        self.until("the engine is away", lambda: not client.connected)
+        self.engines.relay.begin()
+        self.until("the engine is back", lambda: client.connected)
+
     def stop(self, number: int) -> None:
         """Stop one until all it had has gone elsewhere, then let it go on."""
         client = self.clients[number]
@@ -226,14 +237,15 @@ def arena(
     home = Home(folder / "home")
     home.create()
     engines = MortalEngines(home, NUMBERS)
-    more = f'[[model]]\nname = "{MODEL}"\npath = "{folder}/penny"\nreplicas = {len(NUMBERS)}\n'
-    more += f"[fleet]\nmax_resumes = {MAX_RESUMES}\n"
+    more = f'[[model]]\nname = "{MODEL}"\npath = "{folder}/penny"\nreplicas = 2\njoined = 1\n'
+    more += f'[fleet]\nmax_resumes = {MAX_RESUMES}\njoin_listen = "{engines.relay.address}"\n'
     with pytest.MonkeyPatch.context() as patch:
         be_patient(patch)
         patch.setattr(settle_late, "ORPHAN_WAIT_S", ORPHANS_WAIT_S)
         waiting = partial(settle_late.settle_orphan, wait_s=ORPHANS_WAIT_S)
         patch.setattr(settlement, "settle_orphan", waiting)
         try:
+            engines.relay.begin()
             for number in NUMBERS:
                 engines.begin(number)
             url = databases.url(lent.name)
@@ -259,6 +271,7 @@ def test_no_stream_dies_with_its_engine(arena: Arena) -> None:
                 arena.kill(victim, *(others if number % 10 == 9 else ()))
                 if number % (KILLS // STOPS) == 0:
                     arena.stop(arena.busy_one(rng))
+                    arena.kill_relay()
                 failed = [each for each in asking if each.done()]
                 assert not failed, failed[0].exception()
         finally:

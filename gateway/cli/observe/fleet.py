@@ -10,11 +10,12 @@ from urllib.parse import quote
 import click
 
 from foundation.periods import to_minute
+from gateway.cli.observe.join_tokens import token
 from gateway.cli.shared.tables import Column, Output, show, with_output
 from gateway.cli.shared.target import ROWS, Gateway, examples, with_gateway
 
 PATH = "/v1/admin/fleet"
-SERVING = "serving"
+SERVING, VACANT = "serving", "vacant"
 
 
 def percent(share: float | None) -> str:
@@ -38,6 +39,7 @@ COLUMNS = (
         "number",
         show=lambda row: whole(row["prefill_tokens_per_s"]),
     ),
+    Column("HOST", "host", show=lambda row: row["host"] or "-", gives_way=True),
     Column("MODEL", "model", gives_way=True),
     Column("SINCE", "since", "time", gives_way=True, show=lambda row: to_minute(row["since"])),
     Column("ENGINE", "engine_id", "id", gives_way=True),
@@ -47,6 +49,9 @@ COLUMNS = (
 @click.group(epilog=examples("tollgate fleet status", "tollgate fleet drain penny/1"))
 def fleet() -> None:
     """Show the replicas of all models, and keep new requests from one."""
+
+
+fleet.add_command(token)
 
 
 @fleet.command(epilog=examples("tollgate fleet status", "tollgate fleet status --wide"))
@@ -66,8 +71,11 @@ async def status(gateway: Gateway, rows: int, output: Output) -> None:
 
 
 def incomplete(replicas: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each model of which some replicas do not serve."""
+    """Return a line for each model of which some replicas do not serve; places where nobody has
+    joined count where there is nothing else."""
     replicas = [*replicas]
+    manned = {each["model"] for each in replicas if each["state"] != VACANT}
+    replicas = [each for each in replicas if each["state"] != VACANT or each["model"] not in manned]
     all_of = Counter(each["model"] for each in replicas)
     serving = Counter(each["model"] for each in replicas if each["state"] == SERVING)
     return [

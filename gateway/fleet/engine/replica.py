@@ -130,12 +130,14 @@ class EngineReplica:
         index: KvIndex | None = None,
         drain_mark: DrainMark = NEVER_DRAINED,
         view: EngineView | None = None,
+        joins: bool = False,
     ) -> None:
         """`index`: None: nobody says which of several engines has what cached. `drain_mark`:
-        tells whether it gets nothing new now. `view`: None: nobody hears what the engine says."""
+        tells whether it gets nothing new now. `view`: None: nobody hears what the engine says.
+        `joins`: its engine comes by itself, if one does."""
         self.name = name
         self._model = model or name
-        self._drain_mark = drain_mark
+        self._drain_mark, self._joins = drain_mark, joins
         self._options = options
         self.weight = weight
         self._adapter = adapter
@@ -167,6 +169,7 @@ class EngineReplica:
             num_waiting=0 if status is None else status.num_waiting,
             is_drained=mark.is_set,
             drain_changed_at=mark.changed_at,
+            is_vacant=status is None and self._joins,
         )
 
     @property

@@ -65,6 +65,7 @@ def engine_routes(
                 options=options,
                 drain_mark=drain_mark_of(marks, model, address),
                 index=index if len(clients) > 1 else None,
+                joins=address in model.joined,
                 view=view,
             )
             for address, client, view in zip(model.engines, clients, views, strict=True)

@@ -61,7 +61,7 @@ def check_memory(settings: Settings) -> Diagnosis:
     if available is None:
         return Diagnosis("memory", "ok", "unknown on this system")
     started = (each for each in settings.models if each.starts_engine)
-    weights = sum(len(each.engines) * weights_of(each.path) for each in started)
+    weights = sum(len(each.started) * weights_of(each.path) for each in started)
     found = f"{available / GIB:.1f} GiB are available"
     if weights:
         found += f", weights on disk are {weights / GIB:.2f} GiB"

@@ -25,6 +25,7 @@ from gateway.batches.runner import BatchRunner
 from gateway.cache_report.report import CacheReport
 from gateway.files.store import FileStore
 from gateway.fleet.drain_marks import DrainMarks
+from gateway.fleet.joining.tokens import JoinTokens
 from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.health.readiness import Readiness
@@ -94,6 +95,7 @@ class Services(msgspec.Struct, kw_only=True):
     engines: Mapping[str, Mapping[str, Engine]]
     """By model name and by the replica's name, as of now."""
     drain_marks: DrainMarks
+    join_tokens: JoinTokens
     index: KvIndex | None = None
     """Says which engine of a model has what cached."""
     rooms: Mapping[str, Sequence[WaitingRoom]] = {}

@@ -26,6 +26,7 @@ from engine.protocol import (
     ReplicaStatus,
 )
 from engine.transport.client import EngineClient
+from engine.transport.entrance import is_loopback
 from engine.transport.frames import open_connection
 from engine.transport.server import EngineServer
 from engine.transport.step_loop import Result, StepLoop
@@ -306,6 +307,6 @@ async def test_tcp_on_any_free_port(
 
 def test_what_is_loopback() -> None:
     loopback = ["localhost", "127.0.0.1", "127.8.8.8", "::1"]
-    assert [engine.transport.server.is_loopback(host) for host in loopback] == [True] * 4
+    assert [is_loopback(host) for host in loopback] == [True] * 4
     elsewhere = ["0.0.0.0", "10.0.0.1", "::", "engine.example.org"]
-    assert [engine.transport.server.is_loopback(host) for host in elsewhere] == [False] * 4
+    assert [is_loopback(host) for host in elsewhere] == [False] * 4

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,15 +14,18 @@ import msgspec
 import pytest
 
 from engine.options import EngineOptions
+from gateway.fleet.joining.admission import read_config
 from gateway.home import Home, engine_number
 from gateway.processes import engine_set, restarter
-from gateway.processes.engine_set import ConductorPlace, EngineSet, RunningEngine
+from gateway.processes.engine_set import ConductorPlace, EngineSet, RelayPlace, RunningEngine
 from gateway.processes.restarter import Restarter
 from gateway.processes.start_view import IMPORTING, SERVING, EngineStages
+from gateway.settings.file import SettingsError
 from gateway.settings.load import Settings, load
 
 FAR = '[[model]]\nname = "far"\nupstream = "http://127.0.0.1:1/v1"\n'
 PENNY = '[[model]]\nname = "penny"\npath = "models/penny"\n'
+WAIT_S = 30.0
 OTHER = '[[model]]\nname = "other"\npath = "models/penny"\n'
 
 
@@ -239,3 +246,52 @@ async def test_a_conductor_that_does_not_start_at_first_is_tried_again(
         await started.wait()
     await place.follow([], settings)
     assert place.restarter is None
+
+
+def own_host() -> str:
+    """Return an address of the loopback that no other test process has."""
+    high, low = divmod(os.getpid() % 65_000, 256)
+    return f"127.77.{high}.{low}"
+
+
+def with_places(folder: Path, host: str, joined: int) -> Settings:
+    text = f'[fleet]\njoin_listen = "tcp:{host}:9400"\n{PENNY}'
+    text += f"joined = {joined}\n" if joined else ""
+    (folder / "tollgate.toml").write_text(text)
+    return load({"config": folder / "tollgate.toml", "home": folder / "home"}, {})
+
+
+async def until_true(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def test_it_runs_while_some_may_join_and_takes_up_how_many(tmp_path: Path) -> None:
+    home, host = Home(tmp_path / "home"), own_host()
+    home.create()
+    place = RelayPlace(home)
+    await place.follow(with_places(tmp_path, host, 0))
+    assert place.restarter is None and not home.join.exists(), "nobody may join"
+    try:
+        await place.follow(with_places(tmp_path, host, 1))
+        log = home.logs / "join.log"
+        assert place.restarter is not None
+        await until_true(lambda: "engines may join" in log.read_text())
+        first = place.restarter.child
+        await place.follow(with_places(tmp_path, host, 2))
+        [model] = read_config(home.join_config).models
+        assert [each.replica for each in model.places] == ["penny/1000", "penny/1001"]
+        with socket.create_server(("127.78.0.1", 0)) as taken:
+            other = f"127.78.0.1:{taken.getsockname()[1]}"
+            settings = with_places(tmp_path, host, 2)
+            fleet = msgspec.structs.replace(settings.fleet, join_listen=f"tcp:{other}")
+            with pytest.raises(SettingsError, match="fleet.join_listen: .* already in use"):
+                await place.follow(msgspec.structs.replace(settings, fleet=fleet))
+        assert place.restarter.child is first and first is not None and first.poll() is None
+    finally:
+        await place.stop()
+    assert first.poll() is not None
+    with socket.create_server((host, 9400)):
+        pass

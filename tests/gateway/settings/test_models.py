@@ -16,7 +16,7 @@ from engine.options import EngineOptions, Option, engine_options
 from gateway.home import engine_number
 from gateway.settings.file import SettingsError
 from gateway.settings.load import SavedSettings, load, restore, save
-from gateway.settings.models import PACKAGE_ROOT, options_beside, override
+from gateway.settings.models import FIRST_JOINED, PACKAGE_ROOT, options_beside, override
 
 ONE = "[[model]]\nname = 'one'\npath = 'one'\n"
 TWO = "[[model]]\nname = 'two'\npath = 'two'\n"
@@ -253,8 +253,8 @@ def test_replicas_share_memory_and_processors() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (ONE + "replicas = 0", "expected `int` >= 1"),
-        (ONE + "replicas = -2", "expected `int` >= 1"),
+        (ONE + "replicas = 0", "0 only where engines may join, by `joined`"),
+        (ONE + "replicas = -2", "expected `int` >= 0"),
         (ONE + "replicas = 65", "expected `int` <= 64"),
         (ONE + "replicas = 'two'", "expected `int | null`, got `str`"),
         (ONE + "engine = 'tcp:[::1]:1'\nreplicas = 2", "only for an engine that is started here"),
@@ -268,6 +268,51 @@ def test_a_wrong_number_of_replicas_is_named(text: str, complaint: str) -> None:
     write(text)
     with pytest.raises(SettingsError, match=re.escape(f"model[0].replicas: {complaint}")):
         load({}, {})
+
+
+FAR = "[[model]]\nname = 'far'\nupstream = 'http://h/v1'\n"
+BOX = ONE + "engine = 'tcp:box:1'\n"
+JOIN = "[fleet]\njoin_listen = 'tcp:0.0.0.0:9400'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (BOX, "engine: tcp:box:1 is on another machine"),
+        (BOX + "insecure = false", "engine: tcp:box:1 is on another machine"),
+        (ONE + "insecure = true", "insecure: only beside an engine's tcp: address"),
+        (ONE + "engine = 'unix:/s'\ninsecure = true", "insecure: only beside an engine's tcp:"),
+        (ONE + "joined = 0", "joined: expected `int` >= 1"),
+        (ONE + "joined = 2", "joined: wants fleet.join_listen, where they come"),
+        (JOIN + BOX + "insecure = true\njoined = 2", "joined: only for an engine that is started"),
+        (
+            JOIN + "[[model]]\nname = 'far'\nupstream = 'http://h/v1'\njoined = 2",
+            "joined: only for",
+        ),
+    ],
+)
+def test_an_engine_of_another_machine_that_cannot_be_is_named(text: str, complaint: str) -> None:
+    write(text)
+    with pytest.raises(SettingsError, match=re.escape(f"model[0].{complaint}")):
+        load({}, {})
+
+
+def test_an_engine_of_another_machine_may_be_reached_in_the_clear() -> None:
+    write(BOX + "insecure = true")
+    [one] = load({}, {}).models
+    assert one.engines == ("tcp:box:1",)
+
+
+def test_places_of_engines_that_join_are_behind_those_that_are_started() -> None:
+    write(JOIN + ONE + "joined = 2\n" + TWO + "replicas = 0\njoined = 1\n")
+    one, two = load({}, {}).models
+    assert [list(map(engine_number, each.engines)) for each in (one, two)] == [
+        [0, FIRST_JOINED, FIRST_JOINED + 1],
+        [FIRST_JOINED + 2],
+    ]
+    assert (len(one.started), one.joined) == (1, one.engines[1:])
+    assert (two.started, two.joined) == ((), two.engines)
+    assert shares(JOIN + ONE + "joined = 2\n")["one"] == shares(ONE)["one"]
 
 
 def test_engines_of_a_model_have_numbers_of_their_own() -> None:

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 from litestar import Litestar
 
+from engine.transport.join_messages import JoinToken
 from gateway.credential_forms import CREDENTIAL
 from tests.gateway.auth.browsing import (
     CALLBACK,
@@ -77,6 +78,10 @@ def in_body(*names: str) -> Find:
     return find
 
 
+def joining_secret(answer: httpx.Response) -> str:
+    return JoinToken.of_text(answer.json()["token"]).secret
+
+
 def in_header(answer: httpx.Response) -> str:
     return token_of(answer.headers[INVITE_LINK])
 
@@ -108,6 +113,8 @@ async def issue_over_http(app: Litestar, call: Caller, operator_key: str) -> Non
     await issue_invites(admin)
     await list_issuer(admin, project_id)
     await add_webhook(admin)
+    app.state.services.join_tokens.joinable = lambda: ("far",)
+    await operator.issue(f"{ADMIN}/join_tokens", {"model": "far"}, joining_secret)
     await issue_to_application(app, call, operator)
     await reset_password(app, call, operator)
     await issue_to_strangers(call)

@@ -13,6 +13,7 @@ import msgspec
 
 from engine.protocol import ReplicaStatus
 from gateway.audit.log import record
+from gateway.fleet.joining.joined_engines import present_in
 from gateway.fleet.replica import Replica, ReplicaHealth
 from gateway.fleet.router import Route
 from gateway.health.component import GOOD, Component, State, since_of
@@ -28,7 +29,8 @@ ONE = f"{PATH}/{{replica:path}}"
 
 class FleetReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     """`state`: serving, or what keeps it from that: draining, drained (nothing runs there now),
-    unreachable, unauthorised, failing, resting. Null: an upstream does not say it."""
+    vacant (nobody has joined there), unreachable, unauthorised, failing, resting. Null: an upstream
+    does not say it."""
 
     object: Literal["fleet_replica"] = "fleet_replica"
     id: str
@@ -49,6 +51,8 @@ class FleetReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     """The speed at which it computed prompts lately, in its fastest lane; null: it has computed
     none."""
     max_model_len: int | None
+    host: str | None
+    """The machine from which its engine joined; null: it was started elsewise, or is away."""
 
 
 class ReplicaPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,12 +64,13 @@ class ReplicaPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class FleetReplica(msgspec.Struct, frozen=True, kw_only=True):
     """A replica, how it is, and what its engine said last; None: it is away, or no engine of
-    ours."""
+    ours. `host`: the machine from which it joined."""
 
     route: Route
     replica: Replica
     health: Component
     status: ReplicaStatus | None
+    host: str | None = None
 
 
 def to_view(each: FleetReplica) -> FleetReplicaView:
@@ -83,13 +88,14 @@ def to_view(each: FleetReplica) -> FleetReplicaView:
         hit_rate=None if status is None else hit_rate_of(status),
         prefill_tokens_per_s=None if status is None else prefill_speed_of(status),
         max_model_len=None if status is None else status.max_model_len,
+        host=each.host,
     )
 
 
 def state_of(state: State, load: ReplicaHealth) -> str:
     if load.is_drained and load.available:
         return "draining" if load.num_running or load.num_waiting else "drained"
-    return "serving" if state in GOOD else state
+    return state if state == "vacant" or state not in GOOD else "serving"
 
 
 def hit_rate_of(status: ReplicaStatus) -> float | None:
@@ -110,7 +116,7 @@ fleet = AdminResource[FleetReplica](
     show=to_view,
     unsteady=(
         *("since", "engine_id", "num_running", "num_waiting", "kv_used", "hit_rate"),
-        *("prefill_tokens_per_s", "max_model_len"),
+        *("prefill_tokens_per_s", "max_model_len", "host"),
     ),
     checks_ids=False,
 )
@@ -119,13 +125,18 @@ fleet = AdminResource[FleetReplica](
 def replicas_of(request: AdminRequest) -> dict[str, FleetReplica]:
     """Return all replicas by their names; an adapter has those of its model."""
     found, parts = {}, {each.name: each for each in request.services.readiness.components()}
+    joined = present_in(request.services.join_tokens.folder)
     for route in request.services.generation.fleet.routes:
         engines = request.services.engines.get(route.model, {})
         for replica in route.replicas if route.parent is None else ():
             engine = engines.get(replica.name)
             status = engine.status if engine is not None and engine.connected else None
             found[replica.name] = FleetReplica(
-                route=route, replica=replica, health=parts[replica.name], status=status
+                route=route,
+                replica=replica,
+                health=parts[replica.name],
+                status=status,
+                host=joined[replica.name].host if status and replica.name in joined else None,
             )
     return found
 

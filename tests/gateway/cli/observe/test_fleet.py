@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.cli.observe.fleet import incomplete
 from tests.gateway.cli.shared.fake_gateway import FakeGateway, serving
 
 FLEET = "/v1/admin/fleet"
@@ -28,6 +29,7 @@ def replica(name: str, **fields: Any) -> dict[str, Any]:
         "hit_rate": 0.815,
         "prefill_tokens_per_s": 1830.4,
         "max_model_len": 2048,
+        "host": None,
         **fields,
     }
 
@@ -60,6 +62,13 @@ def test_each_replica_has_a_row_and_a_model_that_lacks_one_a_line(gateway: FakeG
     assert far.split()[:6] == ["far/0", "serving", "3", "0", "25%", "-"]
     assert away.split()[:7] == ["penny/1", "unreachable", "0", "0", "-", "-", "-"]
     assert line == "penny: 1 of 2 replicas serve"
+
+
+def test_places_where_nobody_joined_are_no_loss() -> None:
+    vacant = [replica(f"penny/{number}", state="vacant") for number in (1000, 1001)]
+    assert incomplete([replica("penny/0"), *vacant]) == []
+    assert incomplete([replica("penny/0"), AWAY, *vacant]) == ["penny: 1 of 2 replicas serve"]
+    assert incomplete(vacant) == ["penny: 0 of 2 replicas serve"]
 
 
 def test_a_replica_is_drained_and_sent_to_again(gateway: FakeGateway) -> None:

@@ -99,6 +99,15 @@ class Maker:
         body = {"name": "k", "project_id": (await self.project()).rpartition("/")[2]}
         return f"{ADMIN}/keys/{(await self.post(f'{ADMIN}/keys', body))['id']}"
 
+    def join_token_body(self) -> dict[str, Any]:
+        """Let one of its models be joined, as its settings do not."""
+        self.world.services.join_tokens.joinable = lambda: ("far",)
+        return {"model": "far"}
+
+    async def join_token(self) -> str:
+        made = await self.post(f"{ADMIN}/join_tokens", self.join_token_body())
+        return f"{ADMIN}/join_tokens/{made['id']}"
+
     def issuer_body(self) -> dict[str, Any]:
         name = self.name()
         return {
@@ -452,6 +461,8 @@ RECIPES: dict[tuple[str, str], Recipe] = {
         tool_rules, body=lambda m: {"rules": [{"id": m.name(), "effect": "ask"}]}
     ),
     ("DELETE", f"{ADMIN}/issuers/{{issuer_id}}"): at(Maker.issuer),
+    ("POST", f"{ADMIN}/join_tokens"): new(f"{ADMIN}/join_tokens", Maker.join_token_body),
+    ("POST", f"{ADMIN}/join_tokens/{{token_id}}/revoke"): at(Maker.join_token, "/revoke"),
     ("POST", f"{ADMIN}/keys"): make_key,
     ("PATCH", f"{ADMIN}/fleet/{{replica}}"): always(f"{ADMIN}/fleet/far/0", {"drained": False}),
     ("POST", f"{ADMIN}/models/versions"): make_version,

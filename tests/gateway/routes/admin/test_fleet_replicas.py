@@ -14,6 +14,7 @@ from gateway.fleet.engine.routes import engine_routes
 from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.health.component import replica_component
+from gateway.health.readiness import may_serve
 from gateway.routes.admin.installation.fleet import FleetReplica, prefill_speed_of, to_view
 from gateway.settings.models import ModelConfig
 from tests.gateway.routes.admin.conftest import World
@@ -58,6 +59,26 @@ async def test_an_engine_tells_how_full_and_how_fast_it_is(
     assert (here.kv_used, here.hit_rate) == (0.25, 0.75)
     assert (away.id, away.state) == ("m/2", "unreachable")
     assert (away.engine_id, away.kv_used, away.hit_rate) == (None, None, None)
+
+
+async def test_a_place_where_nobody_joined_is_vacant_and_waited_for_by_nobody(
+    model_folder: Path, marks: DrainMarks, tmp_path: Path, threads: PrepareThreads
+) -> None:
+    joined = ("unix:/engine-1000.sock",)
+    config = ModelConfig(
+        name="m", path=model_folder, engines=joined, joined=joined, starts_engine=True
+    )
+    engine = FakeEngine(FakeCore())
+    [route] = engine_routes(
+        config, [engine], threads, unheard, marks, KvIndex(tmp_path / "kv_index")
+    )
+    [replica] = route.replicas
+    assert (replica_component("engine", replica).state, may_serve(replica)) == ("ok", True)
+    engine.lose()
+    component = replica_component("engine", replica)
+    assert (component.state, component.is_good, may_serve(replica)) == ("vacant", True, True)
+    found = FleetReplica(route=route, replica=replica, health=component, status=None)
+    assert to_view(found).state == "vacant"
 
 
 def test_its_speed_is_that_of_its_fastest_lane() -> None:

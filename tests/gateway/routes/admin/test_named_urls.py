@@ -85,6 +85,8 @@ NO_ADDRESS = {
     *("AccountView.issuer", "NewTerms.issuer"),  # two letters on an invoice
     *("NewRate.source", "RateView.source"),  # a name on an invoice
     *("NewBatch.endpoint", "WrittenLine.url"),  # paths of our own
+    # Names of machines, for people.
+    *("JoinedEngineView.host", "FleetReplicaView.host", "FleetReplica.host"),
     "Snapshot.by_issuer",
 }
 

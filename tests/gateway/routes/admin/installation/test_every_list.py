@@ -290,6 +290,7 @@ LISTS: dict[str, Fill] = {
     f"{ADMIN}/invoices/{{invoice_id}}/lines/{{line_id}}/tags": add_tagged,
     f"{ADMIN}/invoices": add_invoice,
     f"{ADMIN}/issuers": posts(Maker.issuer_body),
+    f"{ADMIN}/join_tokens": posts(Maker.join_token_body),
     f"{ADMIN}/keys": add_key,
     f"{ADMIN}/mcp/approvals": add_approval,
     f"{ADMIN}/fleet": nothing,

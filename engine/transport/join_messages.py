@@ -1,0 +1,159 @@
+"""The closed list of what an engine that joins a gateway and that gateway's home say to each other,
+in frames over TLS (`engine.transport.frames`); and the token that lets an engine join.
+
+The first frame of a connection is an `Introduction` or an `Attachment`. What follows an attachment
+is the engine's protocol (`engine.protocol`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+
+import msgspec
+
+from engine.errors import ConfigError
+from engine.options import EngineOptions
+from engine.transport.frames import encode_frame
+
+JOIN_VERSION = 1
+HOME_NAME = "home.tollgate"
+"""The name in the certificate of every home: an engine knows it by who signed that, not by where it
+is."""
+BEAT_S = 5.0
+"""How often each side of an introduced connection is heard of at least."""
+SILENT_S = 20.0
+"""An end of which nothing was heard for so long is lost."""
+TOKEN_PREFIX = "tgjoin_"
+MAX_TOKEN_CHARS = 8192
+
+Names = dict[str, str]
+
+
+class JoinToken(msgspec.Struct, frozen=True, kw_only=True):
+    """Lets an engine of one model join one home, until it expires."""
+
+    version: int = JOIN_VERSION
+    id: str
+    secret: str
+    model: str
+    expires_at: int
+    """Unix seconds, by the home's clock."""
+    authority: bytes
+    """The certificate (DER) of the home's authority: it signs the home's own, and the engine's."""
+
+    def to_text(self) -> str:
+        packed = base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode()
+        return TOKEN_PREFIX + packed.rstrip("=")
+
+    @classmethod
+    def of_text(cls, text: str) -> JoinToken:
+        """Raises: ConfigError, which quotes nothing of it."""
+        packed = text.strip().removeprefix(TOKEN_PREFIX)
+        try:
+            if len(text) > MAX_TOKEN_CHARS or not text.strip().startswith(TOKEN_PREFIX):
+                raise ValueError
+            raw = base64.b64decode(packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True)
+            token = msgspec.msgpack.decode(raw, type=cls)
+        except (ValueError, binascii.Error, msgspec.MsgspecError):
+            raise ConfigError(
+                "not a token to join with: `tollgate fleet token create` makes one"
+            ) from None
+        if token.version != JOIN_VERSION:
+            raise ConfigError(
+                f"a token of version {token.version}; this engine reads {JOIN_VERSION}"
+            )
+        return token
+
+
+class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Says what an engine is, as far as it has to be the same in all replicas of a model."""
+
+    protocol_version: int
+    model: str
+    files: Names
+    """The hash of each of the model's files, by its place (`engine.model_files`)."""
+    options: Names
+    """Those options that change what the model says, by name."""
+
+
+# engine -> home
+
+
+class Introduction(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="introduction"):
+    """Asks to be a replica. The home answers with an `Admission` or a `AdmissionRefusal`."""
+
+    version: int = JOIN_VERSION
+    identity: EngineIdentity
+    host: str
+    """The name of its machine, for people."""
+    clock: float
+    """Its Unix seconds."""
+    token_id: str = ""
+    secret: str = ""
+    """The token's; with a certificate it needs none."""
+    request: bytes = b""
+    """A certificate signing request (DER): it has no certificate yet, or a fresh one is due."""
+    is_ready: bool
+    """False: it has not loaded its weights, and only asks whether it would be admitted."""
+
+
+class Attachment(msgspec.Struct, frozen=True, tag_field="t", tag="attachment"):
+    """Answers an `ConnectionRequest`: this connection is the one that was asked for."""
+
+    connection_id: str
+
+
+class Departure(msgspec.Struct, frozen=True, tag_field="t", tag="departure"):
+    """The engine drains: nothing new is to come to it, what is there stays until it is done."""
+
+
+class Beat(msgspec.Struct, frozen=True, tag_field="t", tag="beat"):
+    """A sign of life, of either side."""
+
+
+# home -> engine
+
+
+class Admission(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="admission"):
+    """It is a replica now, or would be. Requests come by connections that are asked for."""
+
+    replica: str
+    certificate: bytes = b""
+    """The one that was asked for by a `request` (PEM)."""
+
+
+class AdmissionRefusal(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="refusal"):
+    """The reason, a line for people. `is_final`: to ask again is of no use."""
+
+    reason: str
+    is_final: bool
+
+
+class ConnectionRequest(msgspec.Struct, frozen=True, tag_field="t", tag="opening"):
+    """A gateway process wants the engine: dial once more, and begin with this `Attachment`."""
+
+    connection_id: str
+
+
+FromEngine = Introduction | Attachment | Departure | Beat
+FromHome = Admission | AdmissionRefusal | ConnectionRequest | Beat
+
+
+def options_of(given: EngineOptions) -> Names:
+    """Return what options of an engine, as configured, change what its model says."""
+    names = ["quantization", "dtype", "kv_cache_dtype", "load_format"]
+    if given.load_format == "dummy":  # the weights are drawn by it
+        names.append("seed")
+    return {name: str(getattr(given, name)) for name in names}
+
+
+async def beat(writer: asyncio.StreamWriter) -> None:
+    """Give signs of life until the connection is lost, or this is cancelled."""
+    with contextlib.suppress(OSError):
+        while not writer.is_closing():
+            writer.write(encode_frame(Beat()))
+            await writer.drain()
+            await asyncio.sleep(BEAT_S)

@@ -1,0 +1,266 @@
+"""Joins an engine to the gateway of another machine: the engine dials, so no port is open here.
+
+One introduced connection says that the engine is there. The home asks by it for further ones, one
+for each gateway process that wants the engine; each is served like one that came to a socket. All
+are TLS, of which each side knows the other by the authority of the home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import ssl
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineError, EngineUnavailable, ProtocolError
+from engine.model_files import contents_of
+from engine.protocol import PROTOCOL_VERSION
+from engine.transport.entrance import Refused, ServeConnection
+from engine.transport.frames import READ_AHEAD_BYTES, FrameReader, TcpAddress, encode_frame
+from engine.transport.join_messages import (
+    HOME_NAME,
+    SILENT_S,
+    Admission,
+    AdmissionRefusal,
+    Attachment,
+    ConnectionRequest,
+    Departure,
+    EngineIdentity,
+    FromHome,
+    Introduction,
+    beat,
+    options_of,
+)
+from foundation.tasks import TaskSet
+
+if TYPE_CHECKING:  # the certificates' library, which an engine that listens does not need
+    from engine.transport.join_identity import JoinIdentity
+
+log = logging.getLogger(__name__)
+
+DIAL_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 30.0
+BACKOFF_MIN_S = 0.1
+BACKOFF_MAX_S = 5.0
+_CLOCK_ERRORS = {9: "is not valid yet", 10: "has ended"}
+"""OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and _HAS_EXPIRED, in words."""
+
+
+class JoinRefusal(EngineError):
+    """An error of an engine that the home does not take. `is_final`: to ask again is of no use."""
+
+    code = "join_refusal"
+
+    def __init__(self, message: str, *, is_final: bool) -> None:
+        super().__init__(message)
+        self.is_final = is_final
+
+
+class JoinedEntrance:
+    """Lets the gateway processes of the home at `home` come, for as long as that wants them."""
+
+    def __init__(self, home: TcpAddress, identity: JoinIdentity, engine: EngineIdentity) -> None:
+        self._home, self._identity, self._engine = home, identity, engine
+        self._serve: ServeConnection | None = None
+        self._tasks = TaskSet()
+        self._writer: asyncio.StreamWriter | None = None  # of the introduced connection
+        self._replica = engine.model
+        self._was_admitted = self._is_leaving = False
+
+    @property
+    def address(self) -> str:
+        return f"{self._replica} of {self._home}"
+
+    async def ask(self) -> None:
+        """Ask whether the home would take this engine, and get a certificate where there is none.
+        Raises: ConfigError, if it never will; nothing if it cannot be reached now."""
+        try:
+            writer, _ = await self._introduce(is_ready=False)
+            writer.close()
+        except JoinRefusal as refusal:
+            if refusal.is_final:
+                raise ConfigError(refusal.message) from None
+            log.warning("%s", refusal.message)
+        except (OSError, EngineError) as error:
+            log.warning("cannot ask %s yet: %s", self._home, _in_words(error))
+
+    async def open(self, serve: ServeConnection, refused: Refused) -> None:
+        self._serve = serve
+        self._tasks.spawn(self._stay_joined(refused), name="join")
+
+    def shut(self) -> None:
+        if not self._is_leaving and self._writer is not None:
+            self._writer.write(encode_frame(Departure()))
+        self._is_leaving = True
+
+    async def close(self) -> None:
+        self._is_leaving = True
+        if self._writer is not None:
+            self._writer.close()
+        await self._tasks.close()
+        self._identity.release()
+
+    # ---- the introduced connection
+
+    async def _stay_joined(self, refused: Refused) -> None:
+        backoff_s, told = BACKOFF_MIN_S, ""
+        while not self._is_leaving:
+            try:
+                await self._attend()
+            except JoinRefusal as refusal:
+                if refusal.is_final:
+                    refused(ConfigError(refusal.message))
+                    return
+                why = refusal.message
+            except (OSError, EngineError) as error:  # TimeoutError is an OSError
+                why = f"{self._home}: {_in_words(error)}"
+            if self._writer is not None:
+                self._writer, backoff_s, told = None, BACKOFF_MIN_S, ""
+            if why != told and not self._is_leaving:
+                log.warning("not joined: %s", why)
+                told = why
+            # Jitter: the engines of a restarted home do not all come back at once.
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+
+    async def _attend(self) -> None:
+        """Be a replica until the connection is lost. Raises: JoinRefusal, OSError, EngineError."""
+        writer, frames = await self._introduce(is_ready=True)
+        self._writer = writer
+        log.info("joined %s as %s", self._home, self._replica)
+        beating = asyncio.create_task(beat(writer), name="join-beat")
+        try:
+            while True:
+                async with asyncio.timeout(SILENT_S):
+                    message = await frames.read()
+                if message is None:
+                    raise EngineUnavailable("the home closed the connection")
+                if isinstance(message, ConnectionRequest):
+                    self._tasks.spawn(self._attach(message.connection_id), name="join-attach")
+                elif isinstance(message, AdmissionRefusal):
+                    raise JoinRefusal(message.reason, is_final=message.is_final)
+        finally:
+            beating.cancel()
+            writer.transport.abort()
+
+    async def _introduce(
+        self, *, is_ready: bool
+    ) -> tuple[asyncio.StreamWriter, FrameReader[FromHome]]:
+        """Return the connection on which the home has admitted this engine by its certificate."""
+        while True:
+            by_certificate, wants = self._identity.is_admitted, self._identity.wants_certificate
+            token = None if by_certificate else self._identity.token
+            reader, writer = await self._dial()
+            try:
+                frames: FrameReader[FromHome] = FrameReader(reader, FromHome)
+                said = Introduction(
+                    identity=self._engine,
+                    host=socket.gethostname(),
+                    clock=time.time(),
+                    token_id="" if token is None else token.id,
+                    secret="" if token is None else token.secret,
+                    request=self._identity.request() if wants else b"",
+                    is_ready=is_ready,
+                )
+                writer.write(encode_frame(said))
+                answer = await self._answer(frames)
+                if answer.certificate:
+                    self._identity.keep(answer.certificate)
+            except BaseException:
+                writer.transport.abort()
+                raise
+            if by_certificate:
+                self._was_admitted, self._replica = True, answer.replica or self._replica
+                return writer, frames
+            writer.close()
+
+    async def _answer(self, frames: FrameReader[FromHome]) -> Admission:
+        """Raises: JoinRefusal, OSError, EngineError."""
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                answer = await frames.read()
+        except ssl.SSLError as error:
+            # Of TLS 1.3 a client learns only now that its certificate is not taken.
+            raise self._not_taken((error.reason or str(error)).lower()) from None
+        except ConnectionError:
+            answer = None
+        if answer is None:  # asyncio's servers hang up in the place of an alert
+            raise self._not_taken("it ended the connection")
+        if isinstance(answer, AdmissionRefusal):
+            raise JoinRefusal(answer.reason, is_final=answer.is_final)
+        if not isinstance(answer, Admission):
+            raise ProtocolError("the home did not answer")
+        return answer
+
+    async def _attach(self, connection_id: str) -> None:
+        assert self._serve is not None
+        try:
+            reader, writer = await self._dial()
+        except (OSError, EngineError) as error:
+            log.warning("a gateway process waits in vain: %s", _in_words(error))
+            return
+        writer.write(encode_frame(Attachment(connection_id)))
+        await self._serve(reader, writer)
+
+    # ---- TLS
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Raises: JoinRefusal, OSError."""
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                return await asyncio.open_connection(
+                    self._home.host,
+                    self._home.port,
+                    ssl=self._identity.context(),
+                    server_hostname=HOME_NAME,
+                    limit=READ_AHEAD_BYTES,
+                )
+        except ssl.SSLCertVerificationError as error:
+            raise self._unknown_home(error) from None
+        except ssl.SSLError as error:
+            raise self._not_taken((error.reason or str(error)).lower()) from None
+
+    def _unknown_home(self, error: ssl.SSLCertVerificationError) -> JoinRefusal:
+        """An engine that was admitted goes on asking: somebody may be in the way for a while."""
+        if (what := _CLOCK_ERRORS.get(error.verify_code)) is not None:
+            now = datetime.now(UTC).isoformat(" ", "seconds")
+            reason = f"the certificate of {self._home} {what}, by the clock of this machine ({now})"
+        else:
+            reason = (
+                f"whoever answers at {self._home} is not the home that made the token: "
+                f"its certificate has another authority ({error.verify_message})"
+            )
+        return JoinRefusal(reason, is_final=not self._was_admitted)
+
+    def _not_taken(self, why: str) -> JoinRefusal:
+        return JoinRefusal(
+            f"{self._home} did not answer ({why}); where it is up and does not know this engine's "
+            f"certificate any more, remove {self._identity.path} and join with a fresh token",
+            is_final=False,
+        )
+
+
+def identity_of(config: EngineConfig, hashes: Path) -> EngineIdentity:
+    """Return what an engine of this configuration is. `hashes`: see `contents_of`. Raises:
+    ConfigError."""
+    folders = {f"adapter {name}": folder for name, folder in config.adapters.items()}
+    try:
+        files = contents_of({"model": config.model, **folders}, hashes)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from None
+    return EngineIdentity(
+        protocol_version=PROTOCOL_VERSION,
+        model=config.served_name or config.model.name,
+        files=files,
+        options=options_of(config),
+    )
+
+
+def _in_words(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,1 @@
+"""Lets engines of other machines join a home, in a process of its own."""
