@@ -318,11 +318,10 @@ async def open_services(
 ) -> Services:
     resources = await open_resources(settings, stack, worker_id=worker_id, metrics=metrics)
     secret, db, system_db = resources.secret, resources.db, resources.system_db
-    telemetry, spool = resources.telemetry, resources.spool
     limiter = await open_limiter(settings, resources)
     settlement = open_settlement(resources, limiter)
     leases = open_cache_leases(settings, resources)
-    on_booked = both(both(leases.booked, limiter.counters.book), telemetry.booked)
+    on_booked = both(both(leases.booked, limiter.counters.book), resources.telemetry.booked)
     on_booked = both(on_booked, partial(tell_of_booked, resources.listener))
     shipper = start_shipper(resources, settlement, on_booked)
     near = settings.egress_to_loopback
@@ -346,7 +345,7 @@ async def open_services(
     stack.push_async_callback(drain, generation, 0)
     services = Services(
         generation=generation,
-        telemetry=telemetry,
+        telemetry=resources.telemetry,
         readiness=open_readiness(resources, models.fleet, shipper),
         authenticator=auth.authenticator,
         authority=auth.authority,
@@ -357,7 +356,7 @@ async def open_services(
         redis=resources.redis,
         cors_origins=auth.cors_origins,
         listener=resources.listener,
-        spool=spool,
+        spool=resources.spool,
         shipper=shipper,
         engines=models.engines,
         drain_marks=models.drain_marks,

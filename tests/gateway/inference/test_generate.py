@@ -43,7 +43,6 @@ from gateway.inference.settlement import CrashSettlement
 from gateway.lanes import Priority
 from gateway.limits.redis.scripts import LimiterUnavailable
 from gateway.principal import Plan
-from gateway.routes.shared.reply import Reply
 from tests.billing.spool.test_spool import full_disk
 from tests.gateway.office import (
     INPUT_TOKENS,
@@ -56,7 +55,6 @@ from tests.gateway.office import (
     WatchedLimiter,
     read,
 )
-from tests.gateway.registry.made import versions_of
 
 
 class SilentEncoder(PlainEncoder):
@@ -687,17 +685,3 @@ async def test_a_spool_that_fails_is_an_error_and_the_tokens_still_count(
         await read(office.begin())
     await office.settled()
     assert office.services.limiter.settled == [INPUT_TOKENS + 3]
-
-
-async def test_a_version_answers_in_the_name_and_at_the_price_of_its_model(open_office) -> None:
-    office, serving = open_office(ScriptedReplica()), ScriptedReplica()
-    fleet = office.services.fleet
-    fleet.replace([*fleet.routes, Route(model="next", kind="upstream", replicas=(serving,))])
-    fleet.versions = versions_of("m", "next", pinned_to="next")
-    delivery = office.begin()
-    assert await read(delivery) == b"w1 w2 w3 [3]"
-    await office.settled()
-    (event,) = await office.billed()
-    assert serving.attempts == [event.id] and event.attempt.model == "m"
-    assert delivery.version == 2
-    assert Reply(delivery, stream=False).notes()["x-tollgate-model-version"] == "2"
