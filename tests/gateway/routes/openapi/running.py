@@ -41,6 +41,7 @@ from gateway.auth.oauth.tokens.grants import create_grant
 from gateway.auth.oauth.tokens.rfc9068_access_token import AccessClaims, token_id
 from gateway.db import tenant
 from gateway.fleet.engine.folder_options import FILE
+from gateway.fleet.joining.tokens import StoredToken
 from gateway.home import Home
 from gateway.mcp.approvals import PostgresApprovals
 from gateway.permissions import IDENTITY_SCOPES, KEY_SCOPES
@@ -424,6 +425,18 @@ class Running:
 
     def make_replica(self, *_: Any) -> str:
         return "far/0"
+
+    def make_token(self, *_: Any) -> str:
+        made = StoredToken(
+            id=f"join_{next(self._numbers):016x}",
+            model="far",
+            uses=1,
+            secret_hash="0" * 64,
+            created_at=1,
+            expires_at=4_000_000_000,
+        )
+        self.services.join_tokens.keep(made)
+        return made.id
 
     def make_version(self, *_: Any) -> str:
         return self.run(self.new_version()).id
