@@ -85,6 +85,8 @@ def open_loader(
             raise ConfigError(f"{name} is set, but the model is an encoder, which caches no prefix")
         if cache.sliding_window is not None:
             raise ConfigError(f"{name} is not supported for a model with a sliding window")
+    if not _asked(config) and peers is None:
+        return None  # an encoder has no KV to copy
     copier, signal = KVBlockCopier(layers), Signal() if peers is None else peers.signal
     host = None if config.kv_host_bytes is None else _open_host(resolved, copier)
     disk = None if config.kv_disk is None else _open_disk(resolved, copier, config.kv_disk, signal)
