@@ -7,7 +7,7 @@
     ├── EngineOverloaded           engine_overloaded        the lane's bounded queue is full
     ├── DeadlineExceeded           deadline_exceeded        not begun before its deadline
     ├── EngineUnavailable          engine_unavailable       nobody at the other end of the socket
-    ├── EngineStepFailed           engine_step_failed       a step raised; its batch is lost
+    ├── EngineStepFailed           engine_step_failed       a step with this one raised
     ├── ConfigError                config_error             the engine cannot start as configured
     │   └── UnsupportedModel       unsupported_model        the registry does not know it
     └── ProtocolError              protocol_error           a frame too large, cut or undecodable

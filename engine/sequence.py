@@ -148,6 +148,8 @@ class Sequence:
     """Leading ones of the prompt that its tenant was charged for, or that it found in the cache:
     what is computed again costs nothing."""
     num_preemptions: int = 0
+    num_trials: int = 0
+    """How often it was computed alone because a step failed, since one with others passed."""
     num_in_flight: int = 0
     """Tokens whose KV is being computed by steps that were scheduled and not yet taken in."""
     num_pending: int = 0

@@ -224,9 +224,10 @@ class EngineCore:
         return self._stepper.has_work()
 
     def step(self) -> list[EngineOutput]:
-        """Compute one batch and return what it, or the one before, added to each request. Requests
-        of a batch that raised, and those whose logits or vector are not finite, end with
-        finish_reason "error"; the engine lives on."""
+        """Compute one batch and return what it, or the one before, added to each request. One
+        that raises is computed again, each request alone: those whose own step raises, and those
+        whose logits or vector are not finite, end with finish_reason "error"; the engine lives
+        on."""
         outputs = self._stepper.step()
         self._generated_tokens += sum(len(out.token_ids) for out in outputs)
         return outputs

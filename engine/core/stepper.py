@@ -87,8 +87,9 @@ class Stepper:
     def step(self) -> list[EngineOutput]:
         """Launch a step if there is one to launch, and collect the oldest if enough are in flight.
 
-        Requests of a batch that raised, and those whose logits or vector are not finite or whose
-        grammar gave up, end with finish_reason "error"; the next step knows nothing of it.
+        Of a batch that raised each request is computed alone next. One whose step raises then, and
+        those whose logits or vector are not finite or whose grammar gave up, end with finish_reason
+        "error"; the next step knows nothing of it.
         """
         if self._guesser is not None:
             self._guesser.guess(self._scheduler.running)
@@ -169,6 +170,8 @@ class Stepper:
             "step %d with %d tokens failed, of requests %s",
             *(self.num_steps, output.num_tokens, self._scheduler.log_ids(output.scheduled)),
         )
+        if len({entry.seq.request_id for entry in output.scheduled}) > 1:
+            return self._scheduler.try_alone(output)
         return self._scheduler.fail_batch(output)
 
     def _room_beside(self, output: SchedulerOutput, parts: _Parts) -> int:

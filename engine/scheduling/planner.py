@@ -86,8 +86,11 @@ class Planner:
         self._on_start = on_start
         self._loader = loader
 
-    def plan(self) -> StepPlan:
-        """The next step, its blocks given. Empty when nothing can be computed."""
+    def plan(self, alone: Sequence | None = None) -> StepPlan:
+        """The next step, its blocks given. Empty when nothing can be computed. `alone`: the
+        sequence to have it for itself, running or waiting outside of `waiting`; None: nobody."""
+        if alone is not None:
+            return self._plan_alone(alone)
         step = StepPlan(self._max_num_batched_tokens)
         prompts = self._schedule_decodes(step)
         has_prompts = bool(prompts or self.waiting)
@@ -106,12 +109,43 @@ class Planner:
         """Blocks that nobody holds and that the running ones will not need; O(running)."""
         return self._cache.num_available - sum(map(self._num_needed, self.running.active))
 
+    def set_aside(self, seq: Sequence) -> None:
+        """Take all that a running sequence has computed, and let it wait outside of `waiting`."""
+        self.running.remove(seq)
+        self.release(seq)
+        seq.status = SequenceStatus.WAITING
+        seq.num_preemptions += 1
+
     def release(self, seq: Sequence) -> None:
         """Give its blocks back. Steps in flight may still write to them: whoever gets the blocks
         writes later, in the order of the device."""
         self._cache.release(seq)
         seq.num_in_flight = seq.num_pending = 0
         seq.draft_token_ids = []
+
+    def _plan_alone(self, seq: Sequence) -> StepPlan:
+        """Plan a step of one sequence, at the cost of any other that runs. Empty while its step
+        before is not over, or reads from a tier have the blocks that it needs: they soon end."""
+        step = StepPlan(self._max_num_batched_tokens)
+        if seq.status is not SequenceStatus.RUNNING:
+            victims = [*self.running.halted[::-1], *self.running.active[::-1]]
+            table = self._cache.match(seq)
+            short = self._num_wanted(seq, table) - self.num_spare
+            if not self._claim(step, victims, table, short):
+                return step
+            self._start(seq, self._cache.match(seq) if step.preempted else table)
+        elif seq.num_missing == 0 or not self._goes_on(seq):
+            return step
+        num_new_tokens = min(seq.num_missing, step.budget)
+        end = seq.num_computed_tokens + seq.num_in_flight + num_new_tokens
+        while not self._cache.grow(seq, end):
+            others = (*self.running.active, *self.running.halted)
+            victim = next((each for each in reversed(others) if each is not seq), None)
+            if victim is None:
+                return step
+            self._preempt(step, victim)
+        self._put_chunk(step, seq, num_new_tokens)
+        return step
 
     def _schedule_decodes(self, step: StepPlan) -> list[Sequence]:
         """Serve the sequences that lack one token, by precedence, and their drafts as far as there
@@ -258,10 +292,7 @@ class Planner:
 
     def _preempt(self, step: StepPlan, victim: Sequence) -> None:
         may_wait = victim not in self.running.halted
-        self.running.remove(victim)
-        self.release(victim)
-        victim.status = SequenceStatus.WAITING
-        victim.num_preemptions += 1
+        self.set_aside(victim)
         self.num_preemptions += 1
         if may_wait:
             self.waiting.add(victim)

@@ -71,12 +71,17 @@ from engine.scheduling.validation import check_request
 from engine.sequence import (
     Constraint,
     KeptTokens,
+    Key,
     RequestState,
     SampledTokens,
     Sequence,
     SequenceStatus,
     sequences_of,
 )
+
+MAX_TRIALS = 3
+"""How often in a row a sequence is computed alone because a step with others failed. Where each
+passes alone and they fail together once more, it is their number that does it."""
 
 
 class Scheduler:
@@ -122,10 +127,8 @@ class Scheduler:
             max_num_batched_tokens=max_num_batched_tokens,
             max_steps_in_flight=max_steps_in_flight,
         )
-        num_blocks = cache.pool.num_blocks
-        assert num_blocks >= self.max_blocks_per_seq, (
-            f"{num_blocks} blocks cannot hold a sequence that takes {self.max_blocks_per_seq}"
-        )
+        num, most = cache.pool.num_blocks, self.max_blocks_per_seq
+        assert num >= most, f"{num} blocks cannot hold a sequence that takes {most}"
         self.prefix_cache_query_tokens = self.prefix_cache_hit_tokens = 0
         self.pace, self._pooling = pace or Pace(None), pooling
         self._clock, self._updated_s = clock, 0.0
@@ -153,6 +156,8 @@ class Scheduler:
         self._running, self._waiting = self._planner.running, self._planner.waiting
         """A choice that waits for its request's choice 0 is in neither, as what is paused and holds
         no blocks."""
+        self._on_trial: dict[Key, Sequence] = {}
+        """Sequences of steps that failed: each has steps of its own until it says something."""
 
     # What goes in
 
@@ -248,13 +253,16 @@ class Scheduler:
         steps in flight."""
         if self._loader is not None:
             self._advance(self._loader)
-        step = self._planner.plan()
+        step = self._planner.plan(self._next_on_trial() if self._on_trial else None)
         for entry in step.scheduled.values():
             entry.seq.num_in_flight += entry.num_new_tokens
             entry.seq.num_pending += entry.samples
             entry.seq.draft_token_ids = []
         entries = list(step.scheduled.values())
         started_s = self._clock() if step.pressed else 0.0
+        for seq in step.preempted if self._on_trial else ():
+            if seq.key in self._on_trial:
+                self._waiting.remove(seq)
         return SchedulerOutput(entries, step.preempted, step.num_tokens, started_s, step.pressed)
 
     def update(
@@ -293,6 +301,8 @@ class Scheduler:
             if self._keeping.promised and seq.index == 0:
                 self._keeping.computed(seq.request_id, seq.block_table, seq.num_registered_blocks)
             self.cache.slide(seq)
+            if seq.num_trials:
+                self._judge(entry, is_alone=len(output.scheduled) == 1)
             if entry.embeds:
                 outputs.append(self._answer(seq, said, "stop", now, embedded[seq.key]))
             elif entry.samples:
@@ -310,6 +320,25 @@ class Scheduler:
             if entry.stands()  # not ended with an earlier choice of the same request
             for last in self._end(self._requests[entry.key[0]], "error", error_code)
         ]
+
+    def try_alone(self, output: SchedulerOutput) -> list[EngineOutput]:
+        """The step raised, and any of its requests may be the cause: each of its sequences is
+        computed anew, alone, until it says something. Those that are the cause will fail alone.
+        What the step computed is not trusted. A last output for each open choice of a request that
+        ends here, as it has been through that too often."""
+        ended: list[EngineOutput] = []
+        for entry in output.scheduled:
+            seq = entry.seq
+            if not entry.stands():
+                continue
+            if seq.num_trials == MAX_TRIALS:
+                state = self._requests[seq.request_id]
+                ended += self._end(state, "error", EngineStepFailed.code)
+                continue
+            seq.num_trials += 1
+            self._on_trial[seq.key] = seq
+            self._planner.set_aside(seq)
+        return ended
 
     def log_ids(self, entries: Iterable[ScheduledSequence]) -> str:
         """Return what a line of the log calls the requests of a step, `MAX_NAMED` of them."""
@@ -437,6 +466,24 @@ class Scheduler:
                 return seed
         return self._random.getrandbits(64)
 
+    def _judge(self, entry: ScheduledSequence, *, is_alone: bool) -> None:
+        """Take in that a step with a sequence that was on trial has passed."""
+        if not is_alone:
+            entry.seq.num_trials = 0
+        elif entry.key in self._on_trial and (entry.samples or entry.embeds):
+            del self._on_trial[entry.key]
+
+    def _next_on_trial(self) -> Sequence | None:
+        """Return one that is not paused; one that has begun its trial goes first."""
+        found = None
+        for seq in self._on_trial.values():
+            if self._requests[seq.request_id].is_paused:
+                continue
+            if seq.status is SequenceStatus.RUNNING:
+                return seq
+            found = found or seq
+        return found
+
     def _advance(self, loader: PrefixLoader) -> None:
         """Take in what tiers brought, and give them what they are to keep."""
         for seq in loader.advance(self._planner.num_spare):
@@ -516,6 +563,7 @@ class Scheduler:
             self._planner.release(seq)
         else:
             self._waiting.remove(seq)
+        self._on_trial.pop(seq.key, None)
         seq.finish(reason)
         if self._loader is not None:
             self._loader.forget(seq)
@@ -562,8 +610,10 @@ class Scheduler:
         return not self._requests[seq.request_id].is_paused and not self._is_parked(seq)
 
     def _is_parked(self, seq: Sequence) -> bool:
-        """Whether the choice waits for the first one of its prompt to compute that, or for a
-        tier."""
+        """Whether the choice waits for the first one of its prompt to compute that, for a tier, or
+        for a step of its own."""
+        if seq.key in self._on_trial:
+            return True
         if self._loader is not None and self._loader.is_loading(seq):
             return True
         prompt = self._requests[seq.request_id].prompt_of(seq)

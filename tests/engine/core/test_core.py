@@ -6,7 +6,7 @@ import logging
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError, ContextLengthExceeded, InvalidRequest
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
 from engine.runner.model_runner import LaunchedStep, ModelRunner
+from engine.scheduling.scheduler import MAX_TRIALS
 from engine.scheduling.step_plan import SchedulerOutput
 from tests.engine import checkpoints
 
@@ -177,7 +178,62 @@ def test_abort_frees_at_once(folder: Path) -> None:
     assert {o.request_id for o in outputs} == {"stays"} and outputs[-1].finished
 
 
-def test_a_failed_step_ends_its_requests_and_the_engine_lives_on(
+def poison_steps(
+    monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[SchedulerOutput], bool]
+) -> list[int]:
+    """Let steps raise, and return how many requests were in each that did, as they come."""
+    launch, found = ModelRunner.launch, list[int]()
+
+    def launch_or_raise(self: ModelRunner, output: SchedulerOutput, before: Any) -> Any:
+        if is_bad(output):
+            found.append(len({entry.seq.request_id for entry in output.scheduled}))
+            raise RuntimeError("no such kernel")
+        return launch(self, output, before)
+
+    monkeypatch.setattr(ModelRunner, "launch", launch_or_raise)
+    return found
+
+
+@pytest.mark.parametrize("num_said", [0, 3])
+def test_who_shares_a_step_with_a_request_that_breaks_it_goes_on(
+    num_said: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one at which steps fail is found by steps of its own, and it alone ends."""
+    good = [request(f"good{i}", [i, 8, 9] * 7, ignore_eos=True, seed=i) for i in (3, 4)]
+    expected = {each.request_id: ids(run(start(folder), each)) for each in good}
+    core = start(folder)
+
+    def is_bad(output: SchedulerOutput) -> bool:
+        return any(
+            entry.seq.request_id == "bad" and entry.output_index == num_said and entry.samples
+            for entry in output.scheduled
+        )
+
+    failed = poison_steps(monkeypatch, is_bad)
+    for each in (good[0], request("bad", [5] * 20, ignore_eos=True), good[1]):
+        core.add(each)
+    outputs = finish(core)
+    assert failed == [3, 1]
+    for name, said in expected.items():
+        assert ids([o for o in outputs if o.request_id == name]) == said
+    bad = [o for o in outputs if o.request_id == "bad"]
+    assert len(bad) == num_said + 1 and bad[-1].error_code == "engine_step_failed"
+    core.check_integrity()
+
+
+def test_what_fails_together_each_time_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = start(folder)
+    failed = poison_steps(monkeypatch, lambda output: len(output.scheduled) > 1)
+    for name in ("a", "b"):
+        core.add(request(name, [5] * 20, ignore_eos=True, max_tokens=50))
+    outputs = finish(core)
+    assert failed == [2] * (MAX_TRIALS + 1)
+    assert {o.error_code for o in outputs if o.finished} == {"engine_step_failed"}
+    assert len([o for o in outputs if o.token_ids]) == 2 * MAX_TRIALS
+    core.check_integrity()
+
+
+def test_a_failed_step_is_told_of_and_the_engine_lives_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     core = start(folder, max_num_seqs=2)
@@ -189,17 +245,15 @@ def test_a_failed_step_ends_its_requests_and_the_engine_lives_on(
         collect(self, launched)
         raise RuntimeError("out of memory")
 
-    core.add(msgspec.structs.replace(request("a", ignore_eos=True), log_id="req_1"))
-    core.add(request("b", [8] * 40, ignore_eos=True, n=2))
-    core.add(request("later", ignore_eos=True))
+    core.add(msgspec.structs.replace(request("b", [8] * 40, ignore_eos=True, n=2), log_id="req_1"))
     monkeypatch.setattr(ModelRunner, "collect", fail_once)
     failed = core.step()
     core.check_integrity()
-    assert {o.request_id for o in failed} == {"a", "b"}
-    assert [(o.index, o.finished) for o in failed if o.request_id == "b"] == [(0, False), (1, True)]
+    assert [(o.index, o.finished) for o in failed] == [(0, False), (1, True)]
     assert all(o.finish_reason == "error" for o in failed)
     assert all(o.error_code == "engine_step_failed" for o in failed)
-    assert "out of memory" in caplog.text and "of requests req_1, b" in caplog.text
+    assert "out of memory" in caplog.text and "of requests req_1" in caplog.text
+    core.add(request("later", ignore_eos=True))
     outputs = finish(core)
     assert {o.request_id for o in outputs} == {"later"} and ids(outputs) == before
     # What the failed step wrote is not in the prefix cache.

@@ -70,7 +70,7 @@ class World:
         self.lanes = lanes
         self.paused: set[str] = set()
         self.started: set[str] = set()
-        self.num_expired = self.num_halted_victims = 0
+        self.num_expired = self.num_halted_victims = self.num_trials = 0
         self.ahead, self.drafts = ahead, drafts
         self.memory: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
         self.open: dict[str, Expected] = {}
@@ -84,6 +84,7 @@ class World:
     def add(self, asked: EngineRequest) -> None:
         scheduler = self.scheduler
         ahead = scheduler.num_running + scheduler.num_waiting + asked.n + scheduler.max_num_seqs
+        ahead += len(scheduler._on_trial)
         scheduler.add(asked)
         room = scheduler.max_model_len - len(asked.prompt_token_ids)
         # The earliest running sequence computes a token at every step and is through after
@@ -144,8 +145,9 @@ class World:
             assert answer.finish_reason is not None or answer.token_ids == said
             self.hear(answer)
 
-    def fail(self) -> None:
-        """One step that raises after it has overwritten what it was given."""
+    def fail(self, *, tries_alone: bool = False) -> None:
+        """One step that raises after it has overwritten what it was given. `tries_alone`: its
+        requests are not ended."""
         self.take_in()
         output = self.schedule()
         size = self.scheduler.cache.block_size
@@ -153,6 +155,13 @@ class World:
             for position in range(entry.start, entry.start + entry.num_new_tokens):
                 block = entry.seq.block_table[position // size]
                 self.memory[block, position % size] = ("garbage", ())
+        if tries_alone:
+            answers = self.scheduler.try_alone(output)
+            for each in self.open.values():  # each sequence may have all its steps for itself
+                each.deadline += len(output.scheduled) * self.scheduler.max_model_len
+            for request_id in {answer.request_id for answer in answers}:
+                self.end([a for a in answers if a.request_id == request_id], "error")
+            return
         answers = self.scheduler.fail_batch(output)
         assert {a.request_id for a in answers} == {s.seq.request_id for s in output.scheduled}
         assert all(answer.error_code == "engine_step_failed" for answer in answers)
@@ -195,6 +204,7 @@ class World:
         scheduler = self.scheduler
         running = list(scheduler.running)
         halted = list(scheduler._running.halted)
+        trial = scheduler._next_on_trial()
         output = scheduler.schedule()
         self.num_steps += 1
         self.clock.now += 1.0
@@ -221,6 +231,8 @@ class World:
             if victim in halted:
                 self.num_halted_victims += 1
                 continue
+            if trial is not None:
+                continue  # anybody gives way to it
             mates = [s for s in kept if s.lane == victim.lane]
             assert all(victim.order > s.order for s in mates), "not the latest of its lane"
             assert not scheduler._running.halted, "who is halted gives way first"
@@ -228,7 +240,10 @@ class World:
                 s.lane == victim.lane or LANE_RANKS[s.lane] < LANE_RANKS[victim.lane]
                 for s in scheduler.running
             ), "nobody of a lower lane takes from a higher one"
-        if kept and not self.launched and not self.lanes and not loads:
+        if trial is not None:
+            assert {s.seq for s in entries} <= {trial}, "it is to have the step for itself"
+            self.num_trials += bool(entries)
+        elif kept and not self.launched and not self.lanes and not loads:
             assert any(s.seq is kept[0] for s in entries), "the earliest must move"
         scheduler.check_integrity()
         return output

@@ -172,7 +172,7 @@ def act(world: World, rng: random.Random, number: int) -> None:
         request_id = rng.choice(sorted(world.open))
         (world.resume if request_id in world.paused else world.pause)(request_id)
     elif kind < 0.53 and not world.launched:
-        world.fail()
+        world.fail(tries_alone=rng.random() < 0.5)
     else:
         world.step(draw)
     world.check()

@@ -401,3 +401,49 @@ def test_counters_tell_what_is_held() -> None:
     assert (scheduler.num_free_blocks, scheduler.kv_cache_usage) == (12, 0.25)
     drain(scheduler)
     assert (scheduler.num_free_blocks, scheduler.kv_cache_usage) == (16, 0.0)
+
+
+# Alone, after a step that failed
+
+
+def on_trial(prompt: int) -> Scheduler:
+    """ "a", of so many tokens, is computed alone next, and "b" then."""
+    scheduler = make(16, max_num_batched_tokens=32)
+    scheduler.add(request("a", prompt, max_tokens=2))
+    scheduler.add(request("b", 3, max_tokens=2))
+    output = scheduler.schedule()
+    assert len(output.scheduled) == 2
+    assert scheduler.try_alone(output) == []
+    scheduler.check_integrity()
+    return scheduler
+
+
+def test_each_sequence_of_a_failed_step_has_a_step_of_its_own() -> None:
+    scheduler = on_trial(24)
+    scheduler.add(request("c", 3, max_tokens=2))
+    plans = []
+    while scheduler.has_unfinished():
+        output = scheduler.schedule()
+        plans.append(plan(output))
+        execute(scheduler, output)
+    assert plans[:2] == [[("a", 0, 24)], [("b", 0, 3)]]
+    assert sorted(name for name, _, _ in plans[2]) == ["a", "b", "c"]
+
+
+def test_who_is_to_be_alone_waits_for_blocks_that_a_read_from_a_tier_has() -> None:
+    scheduler = on_trial(24)
+    read = [scheduler.cache.allocate() for _ in range(12)]
+    assert plan(scheduler.schedule()) == []
+    scheduler.cache.unhold(read)
+    assert [o.request_id for o in drain(scheduler) if o.finished] == ["a", "b"]
+
+
+def test_who_is_alone_waits_for_more_blocks_where_nobody_has_any_to_give() -> None:
+    scheduler = on_trial(20)
+    scheduler.max_num_batched_tokens = scheduler._planner._max_num_batched_tokens = 8
+    step(scheduler)
+    read = [scheduler.cache.allocate() for _ in range(14)]
+    output = scheduler.schedule()
+    assert plan(output) == [] and output.preempted == []
+    scheduler.cache.unhold(read)
+    assert [o.request_id for o in drain(scheduler) if o.finished] == ["a", "b"]

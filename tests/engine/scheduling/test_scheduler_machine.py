@@ -118,9 +118,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.world.check()
 
     @precondition(lambda self: self.world.open)
-    @rule()
-    def failing_step(self) -> None:
-        self.world.fail()
+    @rule(tries_alone=st.booleans())
+    def failing_step(self, tries_alone: bool) -> None:
+        self.world.fail(tries_alone=tries_alone)
 
     @precondition(lambda self: self.world.lanes and self.world.open)
     @rule(data=st.data(), is_paused=st.booleans())
@@ -224,7 +224,7 @@ def traffic(
         if world.open and rng.random() < 0.01:
             world.abort(rng.choice(sorted(world.open)))
         if rng.random() < 0.005:
-            world.fail()
+            world.fail(tries_alone=rng.random() < 0.7)
         world.step(draw)
         world.check()
     world.drain(draw)
@@ -235,6 +235,7 @@ def traffic(
     assert (scheduler.prefix_cache_hit_tokens > 0) is enabled
     assert (world.num_accepted > 0) is drafts
     assert world.num_embedded > num_requests // 10
+    assert world.num_trials > 0
     assert world.num_dropped > 0 if ahead else world.num_dropped == 0
     return world
 
