@@ -49,10 +49,12 @@ class Stage(msgspec.Struct, gc=False):
     """0: it has not ended."""
     about: str = ""
     outcome: str = ""
-    """Why it failed: the name of an error, or `left` where the client was gone; empty: it did
-    not."""
+    """Why it failed: the name of an error, `left` where the client was gone, or `overtaken` where
+    another replica answered first; empty: it did not."""
     within: Stage | None = None
     """The attempt that it is a part of."""
+    is_upstream: bool = False
+    """It is an attempt at somebody else's replica."""
     ref: str = ""
     """The id of an attempt in the books, or of an MCP message, as its client gave it."""
     protocol: str = ""

@@ -22,7 +22,7 @@ from billing.pricing.rating import RatedUsage
 from billing.spool.spool import Spool
 from foundation.stages import CURRENT_ATTEMPT
 from gateway.fleet.errors import NoSlot, ReplicaLost
-from gateway.fleet.replica import HeardReplica, PreparedRequest, Replica
+from gateway.fleet.replica import HeardReplica, PreparedRequest, Replica, is_observed
 from gateway.generation_events import CacheOutcome, MeteredUsage, ReplicaEvent
 from gateway.inference.cache_notes import note_of
 from gateway.inference.calls import Account, GenerationCall
@@ -136,7 +136,9 @@ class ReplicaAttempt:
 
     async def run(self) -> Outcome:
         """Stream until the end, whatever ends it, and bill it; a stage of the request."""
-        with self.call.meter.begin_attempt(self.replica.name, self.record.id) as stage:
+        with self.call.meter.begin_attempt(
+            self.replica.name, self.record.id, is_upstream=is_observed(self.replica)
+        ) as stage:
             CURRENT_ATTEMPT.set(stage)  # of this task, which the application owns
             outcome = await self._run()
             if self.cache is not None:

@@ -78,11 +78,11 @@ class RequestMeter:
             self.content = CapturedContent()
         self.content.begin(request)
 
-    def begin_attempt(self, replica: str, ref: str = "") -> Stage:
+    def begin_attempt(self, replica: str, ref: str = "", *, is_upstream: bool = False) -> Stage:
         """Begin the stage of a try on a replica, which `received` divides further. `ref`: the id of
         its usage."""
         attempt = self._attempt = self.stages.begin("attempt", replica)
-        attempt.ref = ref
+        attempt.ref, attempt.is_upstream = ref, is_upstream
         self._begun_at, self._decode = attempt.began_at, None
         return attempt
 

@@ -51,8 +51,9 @@ work for its traces alone."""
 MAX_HEADS = 1024
 """How many heads of spans are kept encoded, of each kind: some 200 bytes each."""
 SCOPE = InstrumentationScope(names.TOLLGATE)
-NO_FAILURE = frozenset(("", "left", "asked"))
-"""Outcomes of stages that are nobody's error: the client is gone, or answers first."""
+NO_FAILURE = frozenset(("", "left", "asked", "overtaken"))
+"""Outcomes of stages that are nobody's error: the client is gone, or answers first, or another
+replica does."""
 NAMED_ELSEWHERE = frozenset(("tool_call", "mcp_request", "mcp_message"))
 """Stages that are about what others named: a head of theirs seldom comes again."""
 COST_LINES: Mapping[Component, str] = {
@@ -111,7 +112,11 @@ class RequestSpans:
         for stage in stages:
             name, within = stage.name, stage.within
             head_of = encode_stage if name in NAMED_ELSEWHERE else repeated_stage
-            head = head_of(name, stage.about, route, stage.outcome, has_ended=stage.has_ended)
+            head = head_of(
+                *(name, stage.about, route, stage.outcome),
+                has_ended=stage.has_ended,
+                is_upstream=stage.is_upstream,
+            )
             begins_ns, ends_ns = times.to_ns(stage.began_at), times.end_of(stage)
             rest = b""
             if name == "attempt":
@@ -254,9 +259,17 @@ class StageSpan(msgspec.Struct):
     attributes: Attributes
 
 
-def encode_stage(name: str, about: str, route: str, outcome: str, *, has_ended: bool) -> bytes:
+def encode_stage(
+    name: str,
+    about: str,
+    route: str,
+    outcome: str,
+    *,
+    has_ended: bool,
+    is_upstream: bool,
+) -> bytes:
     """Encode what the span of a stage has in common with others. `route`: of the request."""
-    told = describe(name, about, route)
+    told = describe(name, about, route, is_upstream=is_upstream)
     if outcome:
         told.attributes[names.OUTCOME] = outcome
         if outcome not in NO_FAILURE:
@@ -270,11 +283,11 @@ def encode_stage(name: str, about: str, route: str, outcome: str, *, has_ended: 
 repeated_stage = lru_cache(MAX_HEADS)(encode_stage)
 
 
-def describe(name: str, about: str, route: str) -> StageSpan:
+def describe(name: str, about: str, route: str, *, is_upstream: bool = False) -> StageSpan:
     """Say of a stage what the conventions have a name for."""
     match name:
         case "attempt":
-            return describe_attempt(about, names.operation_of(route))
+            return describe_attempt(about, names.operation_of(route), is_upstream=is_upstream)
         case "tool_call":
             server, _, tool = about.partition("/")
             attributes: Attributes = {
@@ -325,13 +338,13 @@ def message_attributes(stage: Stage) -> Attributes:
     return {name: value for name, value in named.items() if value}
 
 
-def describe_attempt(about: str, operation: str) -> StageSpan:
-    # An engine of ours has the name of its model, an upstream a number behind it.
+def describe_attempt(about: str, operation: str, *, is_upstream: bool) -> StageSpan:
+    # A replica has the name of its model, and a number behind it unless it is its only engine.
     model, _, number = about.rpartition("/")
     model = model if number.isdecimal() and model else about
     attributes: Attributes = {
         names.OPERATION: operation,
-        names.PROVIDER: names.TOLLGATE if model == about else names.OPENAI,
+        names.PROVIDER: names.OPENAI if is_upstream else names.TOLLGATE,
         names.REQUEST_MODEL: model,
         names.REPLICA: about,
     }

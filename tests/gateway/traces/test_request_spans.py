@@ -86,9 +86,9 @@ def metered(context: LogContext) -> RequestMeter:
     """A meter of a request that was answered by the second replica."""
     meter = RequestMeter(Telemetry(models=["m"]), "m")
     meter.stages = context.stages
-    with meter.begin_attempt("m/0", "another") as failed:
+    with meter.begin_attempt("m/0", "another", is_upstream=True) as failed:
         failed.outcome = "ReplicaUnavailable"
-    with meter.begin_attempt("m/1", "a") as attempt:
+    with meter.begin_attempt("m/1", "a", is_upstream=True) as attempt:
         attempt.cache_cause = "evicted"
         meter.used(
             billed(MeteredUsage(uncached_input=3, cache_read=2, output=5, reasoning_output=1))
@@ -242,6 +242,21 @@ def test_a_message_of_mcp_is_a_span_of_the_server_with_its_calls_below() -> None
     _, span = spans_of(answered(listed))
     assert (span.name, said(span)["error.type"]) == ("tools/list", "-32601")
     assert span.status.code == Status.STATUS_CODE_ERROR
+
+
+@pytest.mark.parametrize(
+    ("name", "is_upstream", "provider"),
+    [("m", False, "tollgate"), ("m/0", False, "tollgate"), ("m/0", True, "openai")],
+)
+def test_an_attempt_names_who_runs_its_model(name: str, is_upstream: bool, provider: str) -> None:
+    context = LogContext(REQUEST, (), ALL)
+    meter = RequestMeter(Telemetry(models=["m"]), "m")
+    meter.stages = context.stages
+    with meter.begin_attempt(name, is_upstream=is_upstream):
+        pass
+    told = said(spans_of(answered(context, meter=meter))[1])
+    assert told["gen_ai.provider.name"] == provider
+    assert (told["gen_ai.request.model"], told["tollgate.replica"]) == ("m", name)
 
 
 def test_an_attempt_says_what_it_used_what_the_cache_gave_and_what_it_cost() -> None:
