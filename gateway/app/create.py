@@ -68,6 +68,7 @@ from gateway.http_errors.table import (
 )
 from gateway.inference.cache_notes import OnCached
 from gateway.inference.generate import drain
+from gateway.inference.hedge_budget import HedgeBudget
 from gateway.inference.services import GenerationServices
 from gateway.inference.settlement import CrashSettlement
 from gateway.limits.ceilings import Ceilings
@@ -503,6 +504,7 @@ def open_generation(
         cache_salts=cache_salts(resources.secret.current.derive(CACHE_SALT)),
         stalled_reader_s=settings.stalled_reader_s,
         max_resumes=settings.fleet.max_resumes if settings.fleet.resume else 0,
+        hedges=HedgeBudget(settings.fleet.hedge),
         deadlines=settings.deadlines,
         slos=settings.slos,
         on_cached=on_cached,

@@ -31,6 +31,11 @@ WEIGHT = 0.1
 """The weight of the newest observation of an error."""
 MOST_CORRECTED = 4.0
 """A prediction is corrected by this factor at most, and by its inverse at least."""
+LATE_SHARE = 0.05
+"""A first token counts as late where so few come later beside their prediction."""
+LATE_WEIGHT = 0.1
+LEAST_LATE, MOST_LATE = 2.0, 16.0
+"""Late is this times the prediction at least, and at most."""
 _WEIGHTS = [*LANE_WEIGHTS.values()]
 SHARES: tuple[tuple[float, ...], ...] = tuple(
     tuple(
@@ -137,17 +142,25 @@ class PredictionError:
     formula does not know (an engine that paces its prompts) shows as a factor that lasts. One for
     all replicas: one that looked slow once would not be asked again, and never look better."""
 
-    __slots__ = ("_log",)
+    __slots__ = ("_late_log", "_log")
 
     def __init__(self) -> None:
         self._log = 0.0
+        self._late_log = math.log(LEAST_LATE)
 
     @property
     def factor(self) -> float:
         return math.exp(self._log)
 
+    def late_s(self, predicted_s: float) -> float:
+        """Return after how long a first token is late, by how late few of them came."""
+        return (self.factor * predicted_s + STEADY_S) * math.exp(self._late_log)
+
     def observe(self, predicted_s: float, took_s: float) -> None:
         """`predicted_s`: before any correction."""
         found = math.log((took_s + STEADY_S) / (predicted_s + STEADY_S))
+        step = LATE_WEIGHT * ((found - self._log > self._late_log) - LATE_SHARE)
+        late_log = min(math.log(MOST_LATE), self._late_log + step)
+        self._late_log = max(math.log(LEAST_LATE), late_log)
         most = math.log(MOST_CORRECTED)
         self._log += WEIGHT * (max(-most, min(most, found)) - self._log)

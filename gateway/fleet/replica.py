@@ -253,6 +253,15 @@ class HeardReplica(Protocol):
 
 
 @runtime_checkable
+class RepeatableReplica(Protocol):
+    """A replica that can be asked what another one is being asked."""
+
+    def may_repeat(self, prepared: PreparedRequest) -> bool:
+        """Tell whether a second try leaves nothing behind: nothing of it is to be kept cached."""
+        ...
+
+
+@runtime_checkable
 class ResumingReplica(Protocol):
     """A replica that can go on with what another one of the same model has begun."""
 

@@ -49,6 +49,8 @@ from gateway.request_errors import UnknownModel, VersionNotServed
 COOL_DOWN_MIN_S = 1.0
 COOL_DOWN_MAX_S = 30.0
 """A replica that failed comes last for so long; each further failure in a row doubles it."""
+MIN_LATE_S = 0.5
+"""No first token is late before: asking twice for less costs more than it brings."""
 MAX_DOUBLINGS = 5
 """As many reach `COOL_DOWN_MAX_S`; two to the power of all failures is more than a float holds."""
 
@@ -113,6 +115,14 @@ class RoutedRequest(msgspec.Struct, kw_only=True):
         if not self.views:
             return 0.0
         return self.views[0].clock() - min(view.heard_at_s for view in self.views)
+
+    @property
+    def late_after_s(self) -> float | None:
+        """Return after how many seconds the first token is late beside what was predicted; None:
+        nothing was."""
+        if self.error is None or self.predicted_s is None:
+            return None
+        return max(MIN_LATE_S, self.error.late_s(self.predicted_s))
 
     def for_first(self, prepared: PreparedRequest) -> PreparedRequest:
         """Return the request as the first replica is asked it."""

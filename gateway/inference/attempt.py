@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
@@ -22,7 +22,13 @@ from billing.pricing.rating import RatedUsage
 from billing.spool.spool import Spool
 from foundation.stages import CURRENT_ATTEMPT
 from gateway.fleet.errors import NoSlot, ReplicaLost
-from gateway.fleet.replica import HeardReplica, PreparedRequest, Replica, is_observed
+from gateway.fleet.replica import (
+    EventTaker,
+    HeardReplica,
+    PreparedRequest,
+    Replica,
+    is_observed,
+)
 from gateway.generation_events import CacheOutcome, MeteredUsage, ReplicaEvent
 from gateway.inference.cache_notes import note_of
 from gateway.inference.calls import Account, GenerationCall
@@ -133,6 +139,10 @@ class ReplicaAttempt:
         self.sent: MeteredUsage | None = None
         """The usage of what had been sent at the last checkpoint."""
         self.closing = False
+        self.is_overtaken = False
+        """Another attempt of the same prompt has said something first."""
+        self.begun: AsyncGenerator[ReplicaEvent, None] | None = None
+        """Its stream, where that was opened before; None: it is opened here."""
 
     async def run(self) -> Outcome:
         """Stream until the end, whatever ends it, and bill it; a stage of the request."""
@@ -145,6 +155,8 @@ class ReplicaAttempt:
                 stage.cache_cause = self.cache.cause
             if self.delivery.was_left:
                 stage.outcome = "left"
+            elif self.is_overtaken and outcome.usage is None:
+                stage.outcome = "overtaken"
             elif outcome.failure is not None:
                 stage.outcome = type(outcome.failure).__name__
             return outcome
@@ -153,7 +165,8 @@ class ReplicaAttempt:
         failure: Exception | None = None
         last: ReplicaEvent | None = None
         try:
-            self.account.attempt_opened(self.record)
+            if self.begun is None:
+                self.account.attempt_opened(self.record)
             last = await self.stream()
         except TimeoutError:
             failure = ReplicaLost("the replica did not finish in time")
@@ -235,13 +248,7 @@ class ReplicaAttempt:
 
     async def pass_on(self) -> ReplicaEvent | None:
         """Pass events on until the last one; None: none came."""
-        events = self.replica.stream(
-            self.prepared,
-            attempt_id=self.record.id,
-            cache_salt=self.services.cache_salts(self.record.org),
-            priority=self.priority,
-            taker=self,
-        )
+        events = self.begun or self.open_stream(self)
         try:
             async for event in events:
                 chunk = self.receive(event)
@@ -253,6 +260,22 @@ class ReplicaAttempt:
         finally:
             await events.aclose()
         return None
+
+    def open_stream(self, taker: EventTaker | None = None) -> AsyncGenerator[ReplicaEvent, None]:
+        """Return the stream of its replica. `taker`: as `Replica.stream` is given it."""
+        return self.replica.stream(
+            self.prepared,
+            attempt_id=self.record.id,
+            cache_salt=self.services.cache_salts(self.record.org),
+            priority=self.priority,
+            taker=taker,
+        )
+
+    def overtake(self) -> None:
+        """End it for another attempt that has said something, unless it has itself."""
+        if self.usage is None and isinstance(self.replica, HeardReplica):
+            self.is_overtaken = True
+            self.replica.leave(self.record.id)
 
     @property
     def is_ready(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from functools import partial
 
 import msgspec
@@ -27,7 +27,7 @@ from gateway.fleet.errors import (
     ReplicaUnavailable,
 )
 from gateway.fleet.replica import PreparedRequest, Replica
-from gateway.fleet.router import RoutedRequest, affinity
+from gateway.fleet.router import Route, RoutedRequest, affinity
 from gateway.fleet.routing import explain
 from gateway.generate_request import under_a_cap
 from gateway.generation_events import MeteredUsage
@@ -35,6 +35,7 @@ from gateway.ids import uuid7_text
 from gateway.inference.attempt import ABORT_TIMEOUT_S, MAX_REPLAYS, Outcome, ReplicaAttempt
 from gateway.inference.calls import GenerationCall
 from gateway.inference.delivery import Delivery
+from gateway.inference.hedging import run_hedged
 from gateway.inference.metering import new_attempt, rated, to_units
 from gateway.inference.resuming import comes_back, elsewhere, go_on
 from gateway.inference.services import GenerationServices
@@ -134,7 +135,7 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
             prepared = replicas[0].bounded(prepared, admission.max_output_tokens)
             call = msgspec.structs.replace(call, request=prepared.request)
         outcome = await attempt_in_order(
-            services, call, delivery, allowance, record, replicas, routed.for_first(prepared)
+            services, call, delivery, allowance, record, route, routed, prepared
         )
         outcome = await go_on(services, call, delivery, allowance, record, outcome, route.model)
     finally:
@@ -217,12 +218,14 @@ async def attempt_in_order(
     delivery: Delivery,
     allowance: Allowance,
     record: Attempt,
-    replicas: Sequence[Replica],
+    route: Route,
+    routed: RoutedRequest,
     prepared: PreparedRequest,
 ) -> Outcome:
     """Try replicas in order until one has begun. The last one is tried once more if it died before
     that and is back in time. `prepared` and `record`: for the first of them."""
     outcome, replays_left = NOTHING_RAN, MAX_REPLAYS
+    replicas, prepared = routed.replicas, routed.for_first(prepared)
     order = list(replicas)
     for position, replica in enumerate(order):
         if delivery.abandoned:
@@ -235,7 +238,7 @@ async def attempt_in_order(
                     other = await replica.prepare(call.request, call.priority, salt)
                 prepared = within_what_is_held(replica, other, prepared)
                 record = msgspec.structs.replace(record, id=uuid7_text())
-            outcome = await ReplicaAttempt(
+            attempt = ReplicaAttempt(
                 services,
                 call,
                 delivery,
@@ -245,7 +248,12 @@ async def attempt_in_order(
                 prepared=prepared,
                 replays_left=replays_left,
                 elsewhere=elsewhere(order[position + 1 :], replica),
-            ).run()
+            )
+            if position:
+                outcome = await attempt.run()
+            else:
+                attempt, outcome = await run_hedged(services, route, routed, attempt)
+                replica = attempt.replica
         except ReplicaUnavailable as error:
             outcome = Outcome(failure=error)
         if isinstance(outcome.failure, NoSlot):

@@ -14,6 +14,7 @@ from foundation.tasks import TaskSet
 from gateway.fleet.router import Fleet
 from gateway.inference.cache_notes import OnCached, unnoted
 from gateway.inference.delivery import Delivery
+from gateway.inference.hedge_budget import HedgeBudget
 from gateway.lanes import LaneDeadlines, SloTable
 from gateway.limits.limiter import Limiter
 
@@ -68,6 +69,8 @@ class GenerationServices(msgspec.Struct, kw_only=True):
     stalled_reader_s: float
     max_resumes: int = 3
     """How often a generation goes on whose replica was lost amid it."""
+    hedges: HedgeBudget = msgspec.field(default_factory=lambda: HedgeBudget(0.0))
+    """How many requests may be asked of a second replica while their first token is late."""
     deadlines: LaneDeadlines = LaneDeadlines()
     slos: SloTable = msgspec.field(default_factory=SloTable)
     """The service level objectives that requests are judged by."""

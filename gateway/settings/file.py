@@ -145,6 +145,9 @@ class FleetConfig(Strict, frozen=True, kw_only=True):
     error."""
     max_resumes: Annotated[int, Meta(ge=1, le=100)] = 3
     """How often one generation may."""
+    hedge: Annotated[float, Meta(ge=0, le=0.2)] = 0.02
+    """A request whose first token is late beside what was predicted is asked of another replica, if
+    one is free, and the first to say something goes on. At most this share of requests; 0: none."""
     fetch: bool = True
     """An engine reads the beginning of a prompt from another one of its model that has it, where
     that is quicker than computing it. Engines begin and end to let others read when they are

@@ -4,10 +4,12 @@ was refused for coming too late."""
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Literal
 
 from engine.protocol import Lane
 from gateway.telemetry.metric_group import MetricGroup
 
+HedgeOutcome = Literal["won", "lost", "failed", "withheld"]
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 MAX_CHILDREN = 1024
 """How many label combinations of one metric are cached."""
@@ -40,6 +42,15 @@ class FleetMetrics:
             buckets=SECONDS,
             do="Above 0.1 while engines work: a step takes longer, or the worker is held up. An "
             "idle engine says something once a second.",
+        )
+        self.hedges = group.counter(
+            "hedges",
+            "Requests whose first token was late beside what was predicted: won (another replica "
+            "was asked and spoke first), lost (it was asked and spoke later), failed (it was asked "
+            "and did not take it), withheld (none was free, or as many as may be were hedged).",
+            *("model", "outcome"),
+            do="won: an engine hangs or is slower than it says, see `tollgate fleet status`. Many "
+            "withheld: all are busy; add replicas.",
         )
         self._rejections = group.counter(
             "early_rejections",

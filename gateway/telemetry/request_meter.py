@@ -14,6 +14,7 @@ from gateway.generation_events import CacheOutcome, MeteredUsage, RawBody, Repli
 from gateway.lanes import ServedRequest, Slo, SloOutcome, judge
 from gateway.telemetry.captured_content import CapturedContent
 from gateway.telemetry.engine_gauges import ResumeOutcome
+from gateway.telemetry.fleet_metrics import HedgeOutcome
 from gateway.telemetry.histograms import HistogramChild
 from gateway.telemetry.latency_counts import TokenGaps
 from gateway.telemetry.metrics import Telemetry
@@ -224,6 +225,10 @@ class RequestMeter:
         resumes.count.labels(self._model, outcome).inc()
         if gap_s is not None:
             resumes.gap.labels(self._model).observe(gap_s)
+
+    def hedged(self, outcome: HedgeOutcome) -> None:
+        """Count that its first token was late, and what came of asking another replica."""
+        self._telemetry.fleet.hedges.labels(self._model, outcome).inc()
 
 
 def is_told_at_once(event: ReplicaEvent) -> bool:

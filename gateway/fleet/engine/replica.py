@@ -221,6 +221,10 @@ class EngineReplica:
             return False
         return job.begun_by is None or self._identity in (None, job.begun_by)
 
+    def may_repeat(self, prepared: PreparedRequest) -> bool:
+        job = prepared.payload
+        return isinstance(job, EngineJob) and not job.prefixes.breakpoints
+
     def leave(self, attempt_id: str) -> None:
         self._client.leave(attempt_id)
 
