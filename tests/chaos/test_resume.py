@@ -8,7 +8,7 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import count
@@ -92,6 +92,47 @@ ASKED = (
 REQUESTS = [FuzzRequest(surface=surface, path=path, body=body) for surface, path, body in ASKED]
 
 
+class Gaps:
+    """The times for which clients heard nothing where another engine went on. From any thread."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[float, float]] = []
+        """When each began and ended, in monotonic seconds."""
+        self.stops: list[tuple[float, float]] = []
+        """The same of the times for which an engine was stopped."""
+
+    def listen(self) -> Callable[[bytes], None]:
+        """Return what hears the parts of one stream."""
+        last_at = time.monotonic()
+
+        def hear(part: bytes) -> None:
+            nonlocal last_at
+            now = time.monotonic()
+            if RESUMED in part:
+                self._found.append((last_at, now))
+            last_at = now
+
+        return hear
+
+    def describe(self) -> str:
+        """Say how long they were at kills, and how long at stops."""
+        at_stops = [
+            (began, ended)
+            for began, ended in self._found
+            if any(began < until and ended > since for since, until in self.stops)
+        ]
+        at_kills = [each for each in self._found if each not in at_stops]
+        return f"at kills {described(at_kills)}, at stops {described(at_stops)}"
+
+
+def described(times: Sequence[tuple[float, float]]) -> str:
+    lengths = sorted(ended - began for began, ended in times)
+    if not lengths:
+        return "no gap"
+    p50, p99 = (lengths[len(lengths) * part // 100] for part in (50, 99))
+    return f"{len(lengths)} gaps (p50 {p50:.3f} s, p99 {p99:.3f} s)"
+
+
 class Arena:
     """A worker in front of engines that die, and clients who know what they are to be told."""
 
@@ -99,7 +140,7 @@ class Arena:
         self.worker, self.engines = worker, engines
         self.home = Home(folder / "home")
         self.told: dict[str, tuple[int, int] | None] = {}
-        self.num_resumed = 0
+        self.num_resumed, self.gaps = 0, Gaps()
         headers = {"authorization": f"Bearer {worker.everything}"}
         self.http = httpx.Client(base_url=worker.url, headers=headers, timeout=TIMEOUT_S)
         self._numbers = count()
@@ -116,7 +157,11 @@ class Arena:
 
     def ask(self, asked: FuzzRequest, *, stream: bool) -> speaking.Answer:
         """Ask, and again where no engine was there to begin with."""
-        while (answer := speaking.send(self.http, asked, stream=stream)).status in NOBODY_THERE:
+        while True:
+            heard = self.gaps.listen()
+            answer = speaking.send(self.http, asked, stream=stream, heard=heard)
+            if answer.status not in NOBODY_THERE:
+                break
             time.sleep(0.05)
         assert answer.status == 200, answer.content
         self.num_resumed += answer.content.count(RESUMED)
@@ -174,12 +219,13 @@ class Arena:
 
     def stop(self, number: int) -> None:
         """Stop one until all it had has gone elsewhere, then let it go on."""
-        client = self.clients[number]
+        client, since = self.clients[number], time.monotonic()
         self.engines.signal(number, signal.SIGSTOP)
         try:
             self.until(f"engine {number} is left", lambda: bool(client._left))
         finally:
             self.engines.signal(number, signal.SIGCONT)
+            self.gaps.stops.append((since, time.monotonic()))
         self.until(f"engine {number} has aborted it", lambda: not client._left)
 
     # What the books say.
@@ -279,6 +325,7 @@ def test_no_stream_dies_with_its_engine(arena: Arena) -> None:
     for each in asking:
         each.result()
     assert arena.num_resumed >= KILLS / 2, "hardly anything was lost"
+    print(f"{KILLS} kills, {STOPS} stops: {arena.gaps.describe()}")
     arena.worker.run(arena.settle())
     bills = arena.worker.run(arena.bills())
     assert {each: bills.get(each) for each in arena.told} == arena.told

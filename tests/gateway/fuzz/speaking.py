@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -48,11 +48,19 @@ class Answer(msgspec.Struct, frozen=True):
 VLLMS = ("token_ids", "prompt_token_ids", "prompt_logprobs")
 
 
-def send(http: httpx.Client, asked: FuzzRequest, *, stream: bool) -> Answer:
+def send(
+    http: httpx.Client,
+    asked: FuzzRequest,
+    *,
+    stream: bool,
+    heard: Callable[[bytes], object] = len,
+) -> Answer:
+    """Ask, and read all of it. `heard`: is told of each part of the body when it comes."""
     raw = asked.raw or to_raw(moded(asked, stream=stream))
     with http.stream("POST", asked.path, content=raw) as answer:
         leaves = asked.shape == "left" and answer.status_code == 200
-        content = next(answer.iter_raw()) if leaves else answer.read()
+        parts = answer.iter_raw() if leaves else answer.iter_bytes()
+        content = next(parts) if leaves else read_all(parts, heard)
         media_type = answer.headers.get("content-type", "")
         headers = answer.headers
         return Answer(
@@ -61,6 +69,14 @@ def send(http: httpx.Client, asked: FuzzRequest, *, stream: bool) -> Answer:
             content,
             media_type.startswith(EVENT_STREAM),
         )
+
+
+def read_all(parts: Iterator[bytes], heard: Callable[[bytes], object]) -> bytes:
+    whole = b""
+    for part in parts:
+        heard(part)
+        whole += part
+    return whole
 
 
 def moded(asked: FuzzRequest, *, stream: bool) -> dict[str, Any]:
