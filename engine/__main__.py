@@ -26,8 +26,8 @@ from engine.options import Option, engine_options
 from engine.text.hub import fetch, names_a_repository
 from engine.text.model_folder import check_model_folder, has_tokenizer
 from engine.text.tokenizer import Tokenizer
-from engine.transport.entrance import is_loopback
-from engine.transport.frames import TcpAddress, UnixAddress, parse_address
+from engine.transport.entrance import is_local
+from engine.transport.frames import TcpAddress, parse_address
 from engine.transport.joining import JoinedEntrance, identity_of
 from engine.transport.server import EngineServer
 from engine.transport.startup import Startup
@@ -104,11 +104,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _check_address(arguments: argparse.Namespace) -> None:
-    address = parse_address(arguments.listen)
-    if arguments.insecure or isinstance(address, UnixAddress) or is_loopback(address.host):
+    if arguments.insecure or is_local(arguments.listen):
         return
     raise ConfigError(
-        f"--listen {address}: open to other machines, without encryption or credentials; "
+        f"--listen {arguments.listen}: open to other machines, without encryption or credentials; "
         "--join a gateway, or say --insecure where nobody else reaches it"
     )
 
@@ -241,7 +240,8 @@ def _parser() -> argparse.ArgumentParser:
     process.add_argument(
         "--insecure",
         action="store_true",
-        help="let --listen be open to other machines: whoever is on the way reads and asks all",
+        help="let --listen and --peer-listen be open to other machines: whoever is on the way "
+        "reads and asks all",
     )
     process.add_argument(
         "--explain",

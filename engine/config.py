@@ -34,6 +34,8 @@ class EngineConfig(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     """The address where other engines read KV blocks (`engine.transfer`); None: they cannot."""
     peer_token_file: Path | None = None
     """A file with the token that these show, and are shown; None: anyone who can connect may."""
+    insecure: bool = False
+    """Let other machines connect where KV is read in the clear."""
     run_ahead: bool | None = None
     """Schedule a step while the one before runs. None: on CUDA, unless speculating."""
     status_interval_s: float = 0.1

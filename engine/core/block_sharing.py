@@ -29,6 +29,7 @@ from engine.tiers.sources import Signal
 from engine.transfer.peers import PeerSource
 from engine.transfer.serving import BlockServer
 from engine.transfer.shared_pool import GENERATION_BYTES, SharedPool, num_same
+from engine.transport.entrance import is_local
 from engine.transport.frames import TcpAddress, UnixAddress, parse_address
 
 log = logging.getLogger(__name__)
@@ -41,11 +42,17 @@ def check_peers(config: EngineConfig) -> None:
     address = parse_address(config.peer_listen)
     if not config.prefix_caching:
         raise ConfigError("peer_listen is set, but no prefix is cached without prefix_caching")
-    if isinstance(address, TcpAddress) and config.peer_token_file is None:
-        raise ConfigError(
-            f"peer_listen {config.peer_listen}: who reads KV over TCP has to show a token, "
-            "set peer_token_file"
-        )
+    if isinstance(address, TcpAddress):
+        if config.peer_token_file is None:
+            raise ConfigError(
+                f"peer_listen {config.peer_listen}: who reads KV over TCP has to show a token, "
+                "set peer_token_file"
+            )
+        if not (config.insecure or is_local(config.peer_listen)):
+            raise ConfigError(
+                f"peer_listen {config.peer_listen}: open to other machines, to which KV and the "
+                "token travel in the clear; say --insecure where nobody else is on the way"
+            )
     read_token(config)
 
 
@@ -84,6 +91,7 @@ class SharedBlocks:
             block_bytes=self._block_bytes,
             token=self._token,
             signal=Signal(),
+            insecure=config.insecure,
         )
         if resolved.device == "cpu":
             try:

@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.errors import ProtocolError
 from engine.protocol import KVSource
 from engine.sequence import Key
 from engine.tiers.buffers import Buffer, BufferPool, to_pages
@@ -26,6 +27,7 @@ from engine.tiers.policy import ReadCosts
 from engine.tiers.sources import Arrival, Signal
 from engine.transfer.connection import PeerConnection
 from engine.transfer.messages import BlocksHeld
+from engine.transport.entrance import is_local
 
 log = logging.getLogger(__name__)
 
@@ -116,10 +118,12 @@ class PeerSource:
         block_bytes: int,
         token: str,
         signal: Signal,
+        insecure: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """engine_id: of this engine, which is never asked. layout, token: as in `Hello`. signal:
-        told whenever something came, or no more will."""
+        told whenever something came, or no more will. insecure: whether the token may be shown to
+        other machines, in the clear."""
         self.record_bytes = block_bytes
         self.num_stale = 0
         """Reads that ended at a block which was given up meanwhile, since the start."""
@@ -128,7 +132,7 @@ class PeerSource:
         self.num_bytes = {"memory": 0, "socket": 0}
         """The bytes that came, by the way."""
         self._engine_id, self._layout, self._token = engine_id, layout, token
-        self.signal, self._clock = signal, clock
+        self.signal, self._insecure, self._clock = signal, insecure, clock
         self._costs = FIRST_COSTS
         self._hints: dict[bytes, tuple[_Hint, int]] = {}
         """By each digest that somebody waits for: the newest one, and its place there."""
@@ -206,6 +210,9 @@ class PeerSource:
     # In the threads
 
     def connect(self, address: str) -> PeerConnection:
+        """Raises OSError, ProtocolError."""
+        if not (self._insecure or is_local(address)):
+            raise ProtocolError("it is on another machine, and the token is not shown in the clear")
         return PeerConnection(
             address,
             token=self._token,

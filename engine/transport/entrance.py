@@ -103,6 +103,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_local(address: str) -> bool:
+    """Whether what is sent to an address stays on this machine. Raises ConfigError."""
+    parsed = parse_address(address)
+    return isinstance(parsed, UnixAddress) or is_loopback(parsed.host)
+
+
 def socket_file(path: Path) -> SocketFile | None:
     """Return which file stands at `path`; None if there is none."""
     try:

@@ -203,6 +203,9 @@ def test_engines_with_other_kv_have_another_layout(start: Starts) -> None:
 def test_what_is_wrong_is_told_before_anything_is_loaded(start: Starts, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has to show a token"):
         start(peer_listen="tcp:127.0.0.1:0")
+    (tmp_path / "shown").write_text("secret\n")
+    with pytest.raises(ConfigError, match="open to other machines, .* in the clear; say --insec"):
+        start(peer_listen="tcp:0.0.0.0:0", peer_token_file=tmp_path / "shown")
     with pytest.raises(ConfigError, match="expected unix:/path"):
         start(peer_listen="nowhere")
     with pytest.raises(ConfigError, match="without prefix_caching"):

@@ -138,6 +138,15 @@ def test_who_cannot_be_read_is_left_alone_for_a_while(owner: Owner, world: World
     assert world.whole(world.source.read(digests)) == [] and world.source.num_failed == 2
 
 
+def test_no_token_is_shown_to_another_machine(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    digests = [b"d" * 32]
+    world.source.expect(KEY, source_at("tcp:192.0.2.1:9000"), digests)
+    assert world.whole(world.source.read(digests)) == []
+    assert world.source.num_failed == 1 and "it is on another machine" in caplog.text
+
+
 def test_a_read_that_is_cancelled_gives_its_buffers_back(owner: Owner, world: World) -> None:
     digests = owner.compute(PROMPT)
     world.source.expect(KEY, source_at(owner.serve().address), digests)
