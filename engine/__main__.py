@@ -328,6 +328,13 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
         help="what engines show each other before they read; needed for tcp:",
     )
     add(
+        "--kv-key-file",
+        type=Path,
+        metavar="FILE",
+        help="at least 32 random bytes for --kv-disk-encrypted, that nobody else can read; a "
+        "gateway hands its own engines a pipe",
+    )
+    add(
         "--drain-timeout-s",
         type=_no_less_than_0,
         default=DRAIN_TIMEOUT_S,

@@ -155,6 +155,13 @@ class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kv_disk_bytes: Annotated[
         PositiveInt, _memory("most that the files of one engine in --kv-disk take")
     ] = 16 * 2**30
+    kv_disk_encrypted: Annotated[
+        bool,
+        _memory(
+            "encrypt what lies in --kv-disk (AES-256-GCM), under a key derived from the gateway's "
+            "secret, or of --kv-key-file"
+        ),
+    ] = False
     cache_lease_share: Annotated[
         Share,
         _memory("KV blocks that one tenant may have kept for a time, of all; 0: nothing is kept"),

@@ -20,7 +20,13 @@ import torch
 
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
 from engine.core.block_sharing import SharedBlocks, check_peers, shares_blocks
-from engine.core.kv_tiers import check_tiers, describe, measure_prefill, open_loader
+from engine.core.kv_tiers import (
+    check_tiers,
+    describe,
+    measure_prefill,
+    open_loader,
+    read_tier_key,
+)
 from engine.core.product_ways import choose_measured
 from engine.core.stepper import Stepper
 from engine.errors import ConfigError, InvalidRequest
@@ -108,6 +114,7 @@ class EngineCore:
         check_peers(config)
         device = _device(config.device)
         check_tiers(config, device)
+        key = read_tier_key(config)
         loaded = [_load(config, device, startup)]
         if config.draft_model is not None:
             loaded.append(_load_draft(config, config.draft_model, device, startup))
@@ -123,7 +130,7 @@ class EngineCore:
         holds = None if self._sharing is None else self._sharing.hold_in(cache)
         self._measured_costs = PrefillCosts()
         peers = None if self._sharing is None else self._sharing.peers
-        self._loader = open_loader(self.resolved, layers, cache, self._prefill_costs, peers)
+        self._loader = open_loader(self.resolved, layers, cache, self._prefill_costs, peers, key)
         self._scheduler = _scheduler(self.resolved, cache, clock, self._loader, holds)
         runners = [
             _runner(each, held, self.resolved, _num_drafts(config, verifies=each is loaded[0]))

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -33,6 +34,9 @@ from engine.tiers.host import MIN_CHUNKS, HostTier
 from engine.tiers.policy import PrefillCosts, ReadCosts
 from engine.tiers.sources import Signal
 from engine.transfer.peers import PeerSource
+
+if TYPE_CHECKING:  # its library is only needed by who encrypts
+    from engine.tiers.encryption import TierKey
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +64,8 @@ def check_tiers(config: EngineConfig, device: torch.device) -> None:
             "raise kv_cache_bytes instead"
         )
     if config.kv_disk is None:
+        if config.kv_disk_encrypted:
+            raise ConfigError("kv_disk_encrypted is set, but kv_disk is not")
         return
     try:
         config.kv_disk.mkdir(parents=True, exist_ok=True)
@@ -69,16 +75,30 @@ def check_tiers(config: EngineConfig, device: torch.device) -> None:
         _refuse_what_never_works(config.kv_disk, error)
 
 
+def read_tier_key(config: EngineConfig) -> TierKey | None:
+    """Return what the disk tier is encrypted under; None: it is not. Raises ConfigError."""
+    if not config.kv_disk_encrypted:
+        return None
+    if config.kv_key_file is None:
+        raise ConfigError("kv_disk_encrypted is set, but kv_key_file is not: it has the key")
+    try:
+        from engine.tiers.encryption import TierKey
+    except ImportError as error:  # where an engine was installed without a gateway's libraries
+        raise ConfigError(f"kv_disk_encrypted is set, but {error.name} is not installed") from error
+    return TierKey.read(config.kv_key_file)
+
+
 def open_loader(
     resolved: ResolvedConfig,
     layers: Sequence[KVLayer],
     cache: PrefixCache,
     costs: Callable[[], PrefillCosts],
     peers: PeerSource | None = None,
+    key: TierKey | None = None,
 ) -> PrefixLoader | None:
     """Return what brings prefixes from tiers and other engines; None where none is asked for, or
     its disk fails. Raises ConfigError. layers: of all models whose KV the blocks hold. costs: as
-    they are known by now. peers: None: no other engine is read."""
+    they are known by now. peers: None: no other engine is read. key: of the disk."""
     config = resolved.config
     for name in _asked(config):
         if not cache.enabled:
@@ -89,7 +109,9 @@ def open_loader(
         return None  # an encoder has no KV to copy
     copier, signal = KVBlockCopier(layers), Signal() if peers is None else peers.signal
     host = None if config.kv_host_bytes is None else _open_host(resolved, copier)
-    disk = None if config.kv_disk is None else _open_disk(resolved, copier, config.kv_disk, signal)
+    disk = None
+    if config.kv_disk is not None:
+        disk = _open_disk(resolved, copier, config.kv_disk, signal, key)
     if host is None and disk is None and peers is None:
         return None
     window = STEPS_AHEAD * -(-config.max_num_batched_tokens // resolved.block_size)
@@ -127,7 +149,11 @@ def _open_host(resolved: ResolvedConfig, copier: KVBlockCopier) -> HostTier:
 
 
 def _open_disk(
-    resolved: ResolvedConfig, copier: KVBlockCopier, path: Path, signal: Signal
+    resolved: ResolvedConfig,
+    copier: KVBlockCopier,
+    path: Path,
+    signal: Signal,
+    key: TierKey | None,
 ) -> DiskTier | None:
     """None where the disk is full or broken, which the log says."""
     try:
@@ -138,6 +164,7 @@ def _open_disk(
             payload_bytes=copier.block_bytes,
             min_blocks=-(-resolved.max_model_len // resolved.block_size),
             signal=signal,
+            key=key,
         )
     except OSError as error:
         _refuse_what_never_works(path, error)

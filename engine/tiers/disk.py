@@ -1,6 +1,6 @@
 """The disk tier: a thread that writes blocks, and threads that read them.
 
-    put    the step thread fills a buffer with blocks; the writer seals each and appends them
+    put    the step thread fills a buffer with blocks; the writer appends them, each sealed
     read   records that lie side by side are read at once, checked, and taken in order
 
 No call of the step thread waits for the disk: without a free buffer nothing is written. A full,
@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +27,13 @@ from numpy.typing import NDArray
 from engine.errors import ConfigError
 from engine.tiers.buffers import Buffer, BufferPool
 from engine.tiers.policy import ReadCosts
-from engine.tiers.segment_files import Write, open_folder
+from engine.tiers.segment_files import Write, open_folder, remove_plain
 from engine.tiers.segment_store import RecordRun, SegmentStore
 from engine.tiers.segments import HEAD_BYTES, SegmentFormat
 from engine.tiers.sources import Arrival, Signal
+
+if TYPE_CHECKING:  # its library is only needed by who encrypts
+    from engine.tiers.encryption import TierKey
 
 log = logging.getLogger(__name__)
 
@@ -110,13 +114,16 @@ class DiskTier:
         segment_bytes: int = SEGMENT_BYTES,
         write: Write = os.pwrite,
         signal: Signal | None = None,
+        key: TierKey | None = None,
     ) -> None:
         """Raises ConfigError naming the option where it asks for too little, OSError where nothing
         can be kept at the path. layout: 32 bytes. payload_bytes: of a block. min_blocks: those of
         the longest sequence. segment_bytes: at most. signal: told of all that is read or
-        written."""
+        written. key: blocks are encrypted under it; None: they are not."""
         self.path = path
         self._form = form = SegmentFormat(layout, payload_bytes)
+        if key is not None:
+            self._form = form = SegmentFormat(key.layout_of(layout), payload_bytes, key)
         segment_bytes = min(segment_bytes, max_bytes // MIN_SEGMENTS)
         segment_bytes = max(segment_bytes, max_bytes // MAX_SEGMENTS)
         capacity = form.capacity(segment_bytes)
@@ -145,6 +152,8 @@ class DiskTier:
         self._reads: SimpleQueue[_Job | None] = SimpleQueue()
         folder = open_folder(path, form, write)
         try:
+            if key is not None:
+                remove_plain(path, layout)
             self._measured = ReadCosts(*folder.measure(num_records, NUM_READERS))
             self._store = SegmentStore(
                 *(folder, form),
@@ -286,8 +295,6 @@ class DiskTier:
         if self._is_off:
             return
         size = self._form.record_bytes
-        for index, digest in enumerate(digests):
-            self._form.seal(buffer.memory[index * size : (index + 1) * size], digest)
         self._store.append(buffer.memory[: len(digests) * size], digests)
         self.num_written += len(digests)
 
@@ -319,8 +326,9 @@ class DiskTier:
         memory = buffer.memory[: len(run.digests) * size]
         num_bytes = run.segment.read_at(memory, form.offset_of(run.slot))
         for index, digest in enumerate(run.digests):
-            record = memory[index * size : (index + 1) * size]
-            if num_bytes < (index + 1) * size or form.digest_of(record) != digest:
+            record, slot = memory[index * size : (index + 1) * size], run.slot + index
+            is_there = num_bytes >= (index + 1) * size
+            if not is_there or form.unseal(record, slot, run.segment.cipher) != digest:
                 self._store.forget(run, index)
                 self.num_damaged += 1
                 log.warning("a KV block on disk is damaged and was dropped: %s", run.segment.path)

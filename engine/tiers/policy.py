@@ -4,10 +4,12 @@ A prompt costs more a token the deeper it is (each token is paired with all befo
 the same at any depth. What is gained by reading on therefore only grows with the number of blocks:
 all that a tier has of a prefix is worth reading, or none of it is.
 
-No estimate is trusted: a read may go on for as long as what has arrived of it saved, and for
-PATIENCE of what computing all of it takes besides. Whatever a disk does, a prompt is there no later
-than 1 + PATIENCE times the time without a tier. A read whose first block is not expected within
-that is not begun: of a short prompt nothing would arrive, and the patience be lost each time.
+A read is not trusted to be as quick as was expected: it may go on for as long as what has arrived
+of it saved, and for PATIENCE of what computing all of it takes besides. Whatever a disk does, a
+prompt is there no later than 1 + PATIENCE times the time without a tier, as that is predicted
+(`PrefillCosts`): a prediction that is too high is waited for. A read whose first block is not
+expected within that is not begun: of a short prompt nothing would arrive, and the patience be lost
+each time.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from typing import NamedTuple
 MARGIN = 0.8
 """A read must be expected to take no longer than this part of the computation."""
 PATIENCE = 0.03
-"""The part of a computation that may be lost by waiting for a read in vain: it is of what computing
-is expected to take, which may be half as much again as it takes."""
+"""The part of a computation that may be lost by waiting for a read in vain. It is of the predicted
+time: while nothing arrives, 1.05 times the true one is kept to up to a prediction 1.6 times too
+high."""
 FIRST_REST_S, MAX_REST_S = 1.0, 60.0
 """A source that was late is left alone for so long; twice as long each time it was so again."""
 WEIGHT = 0.3

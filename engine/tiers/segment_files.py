@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from engine.tiers.buffers import PAGE_BYTES, to_pages
-from engine.tiers.segments import SegmentFormat
+from engine.tiers.segments import ID_BYTES, RecordCipher, SegmentFormat
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +49,18 @@ class FolderInUse(OSError):
 class SegmentFile:
     """One segment, open. Its fields are guarded by the lock of the tier that has it."""
 
-    def __init__(self, path: Path, fd: int, number: int, digests: list[bytes]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        fd: int,
+        number: int,
+        digests: list[bytes],
+        cipher: RecordCipher | None = None,
+    ) -> None:
         self.path = path
         self.fd = fd
         self.number = number
+        self.cipher = cipher
         self.digests = digests
         """By slot."""
         self.is_hot = bytearray(len(digests))
@@ -100,21 +108,42 @@ def open_folder(root: Path, form: SegmentFormat, write: Write = os.pwrite) -> Se
     raise FolderInUse(errno.EBUSY, f"{MAX_FOLDERS} other engines use it")
 
 
+def remove_plain(root: Path, layout: bytes) -> None:
+    """Remove what engines wrote of a layout before they encrypted it; what one uses stays. Raises
+    OSError."""
+    for path in sorted(root.glob(f"{layout.hex()[:16]}-*")):
+        if not _FOLDER.fullmatch(path.name):
+            continue
+        if _remove(path):
+            log.info("%s, which is not encrypted, is removed", path)
+        elif path.exists():
+            log.warning("%s is not encrypted, and stays: it is in use, or cannot be removed", path)
+
+
 def _remove_unused(root: Path, but: str) -> None:
     """Remove folders of other layouts. `but`: the layout whose folders stay, in use or not."""
     for path in root.iterdir():
-        lock = path / _LOCK
         if not _FOLDER.fullmatch(path.name) or path.name.startswith(but):
             continue
         try:
-            if time.time() - lock.stat().st_mtime < UNUSED_S:
+            if time.time() - (path / _LOCK).stat().st_mtime < UNUSED_S:
                 continue
-            fd = _lock(lock)
-        except (FolderInUse, FileNotFoundError):  # the second: another engine has just removed it
+        except FileNotFoundError:  # another engine has just removed it
             continue
-        log.info("%s, which no engine used for a day, is removed", path)
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(fd)
+        if _remove(path):
+            log.info("%s, which no engine used for a day, is removed", path)
+
+
+def _remove(path: Path) -> bool:
+    """Remove a folder of segments; False: an engine uses it, has just removed it, or a part of it
+    cannot be removed."""
+    try:
+        fd = _lock(path / _LOCK)
+    except (FolderInUse, FileNotFoundError):
+        return False
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(fd)
+    return not path.exists()
 
 
 def _lock(path: Path) -> int:
@@ -191,10 +220,11 @@ class SegmentFolder:
         """Return a new, empty segment. The lock's time says then that the folder is in use, also
         after a kill."""
         os.utime(self._lock_fd)
-        path = self.path / f"{number:010d}.kv"
-        segment = SegmentFile(path, _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), number, [])
+        path, segment_id = self.path / f"{number:010d}.kv", os.urandom(ID_BYTES)
+        fd = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        segment = SegmentFile(path, fd, number, [], self._form.cipher_of(segment_id))
         try:
-            self.write_text(segment, self._form.header(number), 0)
+            self.write_text(segment, self._form.header(number, segment_id), 0)
         except OSError:
             self.unlink(segment)
             segment.discard()
@@ -230,13 +260,17 @@ class SegmentFolder:
             memory = memoryview(mmap.mmap(-1, to_pages(max(size, 1))))
             return memory[: os.preadv(fd, [memory], offset)][:size]
 
+        form, cipher = self._form, None
         digests: list[bytes] | None = []
-        if self._form.is_segment(read_at(0, PAGE_BYTES)):
-            digests = self._form.read_footer(read_at, file_bytes)
-        segment = SegmentFile(path, fd, number, digests or [])
+        segment_id = form.read_header(read_at(0, PAGE_BYTES))
+        if segment_id is not None:
+            cipher = form.cipher_of(segment_id)
+            digests = form.read_footer(read_at, file_bytes)
+        segment = SegmentFile(path, fd, number, digests or [], cipher)
         if digests is None:
-            segment = SegmentFile(path, fd, number, self._form.read_records(read_at, file_bytes))
-            os.ftruncate(fd, self._form.offset_of(len(segment.digests)))
+            digests = form.read_records(read_at, file_bytes, cipher)
+            segment = SegmentFile(path, fd, number, digests, cipher)
+            os.ftruncate(fd, form.offset_of(len(digests)))
             if segment.digests:
                 self.seal(segment)
         if segment.digests:

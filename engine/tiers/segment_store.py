@@ -137,7 +137,7 @@ class SegmentStore:
                 del self._place_of[digest]
 
     def append(self, records: memoryview, digests: Sequence[bytes]) -> None:
-        """Add sealed records that lie one behind the other in page-aligned memory. OSError."""
+        """Seal and add records that lie one behind the other in page-aligned memory. OSError."""
         done, size = 0, self._form.record_bytes
         while done < len(digests):
             segment = self._current
@@ -171,8 +171,12 @@ class SegmentStore:
             assert segment.digests[place & (1 << _SLOT_BITS) - 1] == digest
 
     def _append(self, segment: SegmentFile, part: memoryview, digests: Sequence[bytes]) -> None:
-        slot = len(segment.digests)
-        self._folder.write(segment, part, self._form.offset_of(slot))
+        form, slot = self._form, len(segment.digests)
+        size = form.record_bytes
+        for index, digest in enumerate(digests):
+            record = part[index * size : (index + 1) * size]
+            form.seal(record, digest, slot + index, segment.cipher)
+        self._folder.write(segment, part, form.offset_of(slot))
         with self._lock:
             self._num_uses += 1
             segment.last_used = self._num_uses
@@ -214,7 +218,9 @@ class SegmentStore:
                 if not cold.is_hot[slot] or self._place_of.get(digest) != _place(cold, slot):
                     continue
                 num_read = cold.read_at(record, form.offset_of(slot))
-                if num_read == len(record) and form.digest_of(record) == digest:
+                if num_read < len(record):
+                    continue
+                if form.unseal(record, slot, cold.cipher) == digest:
                     self._append(segment, record, [digest])
                     left -= 1
 

@@ -14,7 +14,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -40,6 +41,7 @@ from gateway.processes.child_processes import Child, spawn
 from gateway.processes.restarter import Restarter, StartError, together
 from gateway.processes.start_view import IMPORTING, SERVING, WARMING, EngineStages
 from gateway.processes.watchdog import Watchdog
+from gateway.secret import Secret, SecretError
 from gateway.settings.child_environment import engine_environment
 from gateway.settings.file import SettingsError
 from gateway.settings.load import Settings, own_environment
@@ -58,6 +60,8 @@ ENGINE_STOP_S = 10.0
 CONDUCTOR_STOP_S = 2.0
 RETIRE_S = 60.0
 """An engine that nobody asks any more has nothing to finish, but to write down what it counted."""
+TIER_PURPOSE = "kv-disk"
+"""The purpose of the key that engines encrypt their disk tiers under."""
 
 
 class RunningEngine:
@@ -437,14 +441,37 @@ class EngineSet:
         model, name = engine.model, engine.restarter.name
         self._home.note_names_sold(model.name, (adapter.name for adapter in model.adapters))
         path = self._home.usage_record(model.name, engine.record)
-        return spawn(
-            name,
-            engine_command(model, engine.address, engine.options, path, settings),
-            run=self._home.run,
-            log=self._home.logs / f"{name}.log",
-            # OpenMP threads that wait by spinning would keep the workers off a small machine.
-            env=engine_environment(own_environment(), settings, OMP_WAIT_POLICY="PASSIVE"),
-        )
+        command = engine_command(model, engine.address, engine.options, path, settings)
+        with lent_tier_key(engine.options, settings) as pipes:
+            return spawn(
+                name,
+                [*command, *(f"--kv-key-file=/dev/fd/{each}" for each in pipes)],
+                run=self._home.run,
+                log=self._home.logs / f"{name}.log",
+                # OpenMP threads that wait by spinning would keep the workers off a small machine.
+                env=engine_environment(own_environment(), settings, OMP_WAIT_POLICY="PASSIVE"),
+                pass_fds=pipes,
+            )
+
+
+@contextmanager
+def lent_tier_key(options: EngineOptions, settings: Settings) -> Iterator[tuple[int, ...]]:
+    """Lend the key of an engine's disk tier, if that is to be encrypted, to a child that is
+    started: a pipe, which has it until it is read. Raises: StartError."""
+    if not options.kv_disk_encrypted:
+        yield ()
+        return
+    try:
+        secret = Secret.load(settings.secret_key_file)
+    except SecretError as error:
+        raise StartError(str(error)) from None
+    reading, writing = os.pipe()
+    try:
+        with open(writing, "wb") as pipe:
+            pipe.write(secret.current.derive(TIER_PURPOSE))
+        yield (reading,)
+    finally:
+        os.close(reading)
 
 
 def process_of(model: ModelConfig) -> tuple[object, ...]:

@@ -126,6 +126,25 @@ def test_what_was_computed_twice_is_read_by_the_next_process(start: Starts) -> N
     assert again == text and usage.cached_tokens == usage.tier_tokens == 192
 
 
+def test_an_encrypted_disk_is_read_under_its_key(start: Starts, tmp_path: Path) -> None:
+    keys = [tmp_path / "mine", tmp_path / "theirs"]
+    for number, path in enumerate(keys):
+        path.write_bytes(bytes([number]) * 32)
+    core = start(kv_disk_encrypted=True, kv_key_file=keys[0])
+    text, _ = run(core, "first", LONG)
+    run(core, "second", LONG)
+    settle(core)
+    evict(core)
+    again, usage = run(core, "third", LONG)
+    assert again == text and usage.tier_tokens == 192
+    core.close()
+    for key_file, tier_tokens in ((keys[1], 0), (keys[0], 192)):
+        after = start(kv_disk_encrypted=True, kv_key_file=key_file)
+        again, usage = run(after, "first", LONG)
+        assert again == text and usage.tier_tokens == tier_tokens
+        after.close()
+
+
 def test_nobody_reads_what_another_salt_wrote(start: Starts) -> None:
     core = start()
     for request_id in ("first", "second"):
@@ -208,6 +227,10 @@ def test_what_cannot_have_a_tier_says_so(start: Starts, tmp_path: Path) -> None:
         start(prefix_caching=False)
     with pytest.raises(ConfigError, match="kv_host_bytes is set, .*: raise kv_cache_bytes instead"):
         start(kv_host_bytes=1 << 30)
+    with pytest.raises(ConfigError, match="kv_disk_encrypted is set, but kv_disk is not"):
+        start(kv_disk=None, kv_disk_encrypted=True)
+    with pytest.raises(ConfigError, match="kv_disk_encrypted is set, but kv_key_file is not"):
+        start(kv_disk_encrypted=True)
     with pytest.raises(ConfigError, match="kv_disk_bytes is 8192: a sequence of 16 blocks takes"):
         start(kv_disk_bytes=8192)
     (tmp_path / "file").write_text("")

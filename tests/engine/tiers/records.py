@@ -6,9 +6,12 @@ import hashlib
 import mmap
 from collections.abc import Sequence
 
+from engine.tiers.encryption import TierKey
 from engine.tiers.segments import HEAD_BYTES, SegmentFormat
 
 FORM = SegmentFormat(layout=b"L" * 32, payload_bytes=3000)
+SECRET = bytes(range(32))
+ENCRYPTED = SegmentFormat(FORM.layout, FORM.payload_bytes, TierKey(SECRET))
 
 
 def digest_of(number: int) -> bytes:
@@ -19,12 +22,11 @@ def payload_of(number: int, form: SegmentFormat = FORM) -> bytes:
     return (digest_of(number) * (form.payload_bytes // 32 + 1))[: form.payload_bytes]
 
 
-def sealed(numbers: Sequence[int], form: SegmentFormat = FORM) -> memoryview:
-    """Return the records of blocks, one behind the other, in page-aligned memory."""
+def records_of(numbers: Sequence[int], form: SegmentFormat = FORM) -> memoryview:
+    """Return records of blocks, one behind the other, in page-aligned memory, to be sealed."""
     size = form.record_bytes
     memory = memoryview(mmap.mmap(-1, max(1, len(numbers)) * size))
     for index, number in enumerate(numbers):
         record = memory[index * size : (index + 1) * size]
         record[HEAD_BYTES : HEAD_BYTES + form.payload_bytes] = payload_of(number, form)
-        form.seal(record, digest_of(number))
     return memory[: len(numbers) * size]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,9 +18,16 @@ from engine.options import EngineOptions
 from gateway.fleet.joining.admission import read_config
 from gateway.home import Home, engine_number
 from gateway.processes import engine_set, restarter
-from gateway.processes.engine_set import ConductorPlace, EngineSet, RelayPlace, RunningEngine
-from gateway.processes.restarter import Restarter
+from gateway.processes.engine_set import (
+    TIER_PURPOSE,
+    ConductorPlace,
+    EngineSet,
+    RelayPlace,
+    RunningEngine,
+)
+from gateway.processes.restarter import Restarter, StartError
 from gateway.processes.start_view import IMPORTING, SERVING, EngineStages
+from gateway.secret import Secret
 from gateway.settings.file import SettingsError
 from gateway.settings.load import Settings, load
 
@@ -127,6 +135,36 @@ async def test_an_engine_that_was_stopped_gives_its_place_back(engines: Engines)
         (penny,) = engines.set._add_missing(settings)
         assert (number(penny), penny.record) == (expected, 1)
         del engines.set._engines[penny.address]
+
+
+ENCRYPTED = "[engine]\nkv_disk = 'kv'\nkv_disk_encrypted = true\n"
+
+
+async def test_an_engine_reads_the_key_of_its_disk_once_from_a_pipe(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands in no argument, variable or log."""
+    settings = engines.read(PENNY + ENCRYPTED)
+    engines.set._home.create()
+    secret = Secret.load_or_create(settings.secret_key_file)
+    key = secret.current.derive(TIER_PURPOSE)
+    started: list[tuple[str, bytes]] = []
+
+    def spawn(name: str, argv: list[str], *, pass_fds: tuple[int, ...], **rest: Any) -> None:
+        (pipe,) = pass_fds
+        assert argv[-1] == f"--kv-key-file=/dev/fd/{pipe}" and "--kv-disk-encrypted" in argv
+        said = repr((argv, rest))
+        assert key.hex() not in said and secret.current.secret not in said
+        started.append((name, Path(f"/dev/fd/{pipe}").read_bytes()))
+
+    monkeypatch.setattr(engine_set, "spawn", spawn)
+    (engine,) = engines.set._add_missing(settings)
+    for _ in range(2):
+        await engines.set._start(settings, engine)
+    assert started == [("engine-0", key)] * 2
+    settings.secret_key_file.unlink()
+    with pytest.raises(StartError, match="secret_key_file: .*No such file"):
+        await engines.set._start(settings, engine)
 
 
 async def test_each_engine_tells_how_far_its_version_is(
