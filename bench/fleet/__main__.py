@@ -10,6 +10,7 @@
     tiers      the first token of a prompt that was evicted, read from disk and computed
     transfer   the first token of a prompt that is read from another engine, and computed
     choice     what it costs a request to choose among engines
+    rollout    how soon a worse version is taken back, and how often one that is not worse
 
 A command says what each of its goals is, and whether it is met; its exit status is 1 if one is not.
 """
@@ -25,6 +26,7 @@ COMMANDS = {
     "paced": "bench.fleet.spread",
     "overload": "bench.fleet.overload",
     "choice": "bench.fleet.choice",
+    "rollout": "bench.fleet.versions.rollout",
     "index": "bench.fleet.index",
     "live": "bench.fleet.live",
     "replicas": "bench.fleet.replicas",

@@ -1,0 +1,1 @@
+"""Measures what becomes of versions of a model."""
