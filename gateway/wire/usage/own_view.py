@@ -20,6 +20,7 @@ from billing.ledger.tags import tags_of
 from billing.money import Pico, format_usd, to_decimal
 from billing.pricing.rating import rate
 from billing.reports.request_record import CreditPayment, TransferRecord
+from billing.tables import to_microseconds
 from gateway.request_errors import BadField
 from gateway.wire.organization.usage import UsdNumber
 from gateway.wire.shared.resource import view_of
@@ -188,9 +189,11 @@ class KnownAttempts(msgspec.Struct, frozen=True, kw_only=True):
     charged_pico: Pico
 
 
-def in_us(unix_s: float) -> int:
-    """As Postgres keeps a time, so that a request says the same before and after it is there."""
-    return round(unix_s * 1_000_000)
+def latency_ms_of(event: UsageEvent) -> int:
+    """Return the time from admission to the end, of moments as Postgres keeps them: a request says
+    the same before and after it is there."""
+    took_us = to_microseconds(event.occurred_at) - to_microseconds(event.attempt.admitted_at)
+    return round(took_us / 1000)
 
 
 def to_generation(known: KnownAttempts) -> GenerationView:
@@ -213,7 +216,7 @@ def to_generation(known: KnownAttempts) -> GenerationView:
         cost=format_usd(known.charged_pico),
         cancelled=last.finish == "disconnect",
         finish_reason=None if known.status == "running" else last.finish,
-        latency=round((in_us(last.occurred_at) - in_us(last.attempt.admitted_at)) / 1000),
+        latency=latency_ms_of(last),
         tokens_prompt=prompt,
         tokens_completion=output,
         native_tokens_prompt=prompt,
