@@ -261,7 +261,9 @@ class DiskTier:
             self._read_buffers.give_back(buffer)
 
     def close(self) -> None:
-        """Write what was put, seal, and end the threads."""
+        """Write what was put, seal, and end the threads. A second call does nothing."""
+        if self._is_closed:
+            return
         self._is_closed = True
         self._writes.put(None)
         self._reads.put(None)
