@@ -70,6 +70,10 @@ class Home:
         self.join_config = self.run / "join.json"
         self.kv_index = self.run / "kv_index"
         """The table of what each engine has cached (`gateway.fleet.kv_index`)."""
+        self.planner_view = self.run / "planner.json"
+        """The last decisions of the planner (`gateway.fleet.planner`)."""
+        self.planner_learnt = self.root / "planner_learnt.json"
+        """The lessons of its processes before."""
 
     @property
     def name(self) -> str:
@@ -83,6 +87,10 @@ class Home:
     def sent_to(self, address: str) -> Path:
         """The file in which workers count what they send the engine at an address."""
         return self.run / "sent" / hashlib.sha256(address.encode()).hexdigest()[:32]
+
+    def asked_of(self, model: str) -> Path:
+        """The file in which workers count what is asked of a model, for the planner."""
+        return self.run / "asked" / hashlib.sha256(model.encode()).hexdigest()[:32]
 
     def create(self, *, is_restored: bool = False) -> None:
         """Make the folders that a gateway writes to. `is_restored`: on behalf of a restore.

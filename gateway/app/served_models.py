@@ -26,7 +26,7 @@ from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.predicted_time import ModelCosts
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
-from gateway.fleet.sent_work import SentWork
+from gateway.fleet.sent_work import AskedWork, SentWork
 from gateway.fleet.upstream.routes import Rooms, upstream_route
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.home import Home
@@ -119,6 +119,8 @@ class ServedModels:
         """The costs of steps, by the kind of engines; the views of such engines hold them."""
         self._uses: dict[EngineKey, int] = {}
         self._own_rooms = Rooms()
+        self._asked: dict[str, AskedWork] = {}
+        """By the name of each model whose engines a planner counts, as long as this worker runs."""
         self._retirement = Retirement()
         self.on_retired: Callable[[], None] = lambda: None
         """Called when something that was replaced is closed."""
@@ -176,6 +178,9 @@ class ServedModels:
         for view in self._views.values():
             view.close()
         self._views.clear()
+        for asked in self._asked.values():
+            asked.close()
+        self._asked.clear()
         self._own_rooms.close()
 
     def _fresh(self, wanted: Mapping[str, ServedModel]) -> Iterable[ServedModel]:
@@ -196,8 +201,10 @@ class ServedModels:
             index=self.index,
             views=[self._views[model.name, address] for address in model.engines],
         )
+        asked = self._asked_of(model, Home(settings.home))
         try:
-            routes = tuple(await asyncio.to_thread(make))
+            made = await asyncio.to_thread(make)
+            routes = tuple(msgspec.structs.replace(each, asked=asked) for each in made)
             for replica in (each for route in routes for each in route.replicas):
                 await replica.start()
         except BaseException:
@@ -206,6 +213,13 @@ class ServedModels:
         return ServedModel(
             settings=settings, model=model, routes=routes, clients=clients, stamps=stamps
         )
+
+    def _asked_of(self, model: ModelConfig, home: Home) -> AskedWork | None:
+        if model.replica_range is None:
+            return None
+        if model.name not in self._asked:
+            self._asked[model.name] = AskedWork(home.asked_of(model.name))
+        return self._asked[model.name]
 
     def _take_clients(self, model: ModelConfig, settings: Settings) -> tuple[EngineClient, ...]:
         home = Home(settings.home)

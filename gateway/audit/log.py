@@ -76,6 +76,8 @@ COMMAND_LINE = Actor(kind="system", id="cli")
 FIRST_START = Actor(kind="system", id="bootstrap")
 SETTINGS = Actor(kind="system", id="settings")
 """The actor of changes that the settings file causes at a start."""
+PLANNER = Actor(kind="system", id="planner")
+"""Decisions how many engines a model has (`gateway.fleet.planner`)."""
 ROTATION = Actor(kind="system", id="rotation")
 """Signing keys' own age."""
 

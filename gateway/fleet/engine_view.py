@@ -39,7 +39,7 @@ class EngineView:
         self.heard_at_s = self._now_s = clock()
         """The time of the last status, or of this view where there is none."""
         self._sent, self._costs = sent, costs or ModelCosts()
-        self._total_s, self._totals_s = sent.total_s(), sent.totals_s()
+        self._total_s, self._totals_s = sent.total(), sent.totals()
         self._waiting_s = [0.0] * len(LANE_RANKS)
         """By the lanes' ranks, as of the last look."""
         self._recent_s = 0.0
@@ -107,11 +107,11 @@ class EngineView:
                 left_s -= done_s
         if self._recent_s:
             self._recent_s *= math.exp(-since_s / RECENT_S)
-        if (total_s := self._sent.total_s()) != self._total_s:
+        if (total_s := self._sent.total()) != self._total_s:
             self._take_in(total_s)
 
     def _take_in(self, total_s: float) -> None:
-        totals_s = self._sent.totals_s()
+        totals_s = self._sent.totals()
         for rank, (all_s, before_s) in enumerate(zip(totals_s, self._totals_s, strict=True)):
             self._waiting_s[rank] = max(0.0, self._waiting_s[rank] + all_s - before_s)
             self._recent_s = max(0.0, self._recent_s + all_s - before_s)

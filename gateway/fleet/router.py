@@ -39,6 +39,7 @@ from gateway.fleet.replica import (
     is_viewed,
 )
 from gateway.fleet.routing import Choice, candidates_of, choose, lead
+from gateway.fleet.sent_work import AskedWork
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.generate_request import Dialect, GenerateRequest, ModelKind
 from gateway.lanes import Priority
@@ -130,6 +131,15 @@ class RoutedRequest(msgspec.Struct, kw_only=True):
             return prepared
         return msgspec.structs.replace(prepared, fetch=self.fetch)
 
+    @property
+    def prompt_s(self) -> float:
+        """Return the seconds that the first engine would take for its prompt if nothing else ran;
+        0: nobody knows."""
+        first = self.replicas[0]
+        if self.prompt is None or not is_viewed(first) or not first.view.price.is_learnt:
+            return 0.0
+        return first.view.price.idle_seconds(self.prompt.missing)
+
     def send(self) -> None:
         """Let all workers know that the first replica will be asked."""
         first = self.replicas[0]
@@ -160,6 +170,9 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     """The model that this one adapts; None: it stands for itself."""
     ignores_unknown: bool = False
     """Fields of requests that nobody here knows are left out, not refused."""
+    asked: AskedWork | None = None
+    """Counts what is asked of it and of all that the same engines serve; None: nobody plans by it.
+    """
     speaks_vllm: bool = False
     """Our engine does as vLLM's servers do where they do otherwise than OpenAI."""
 

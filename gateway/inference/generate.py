@@ -121,6 +121,7 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
     routed = services.fleet.choose(
         route, replicas, prepared, call.priority, key, partial(promised_s, call)
     )
+    note_asked(call, route, routed)
     refuse_what_comes_too_late(call, routed, prepared.input_tokens)
     replicas = routed.replicas
     record = new_attempt(call, services.price_book)
@@ -144,6 +145,17 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
             await settle(services.limiter, admission, outcome.usage, record)
     if outcome.failure is not None:
         raise outcome.failure
+
+
+def note_asked(call: GenerationCall, route: Route, routed: RoutedRequest) -> None:
+    """Count a request for the planner, before it may be refused."""
+    if route.asked is None:
+        return
+    slo, is_late = call.meter.slo, False
+    if slo is not None and routed.predicted_s is not None and routed.error is not None:
+        limit_s = slo.first_token_limit_s(routed.idle_prefill_s)
+        is_late = routed.predicted_s * routed.error.factor > limit_s
+    route.asked.note(call.priority.lane, routed.prompt_s, is_late=is_late)
 
 
 def refuse_what_comes_too_late(

@@ -58,7 +58,14 @@ def version_of(model: ModelConfig) -> str:
     """Name the version of a model by its settings, whichever processes it has and however many:
     other settings are another version."""
     bare = msgspec.structs.replace(
-        model, engines=(), joined=(), starts_engine=False, shares_memory=False
+        model,
+        engines=(),
+        joined=(),
+        replica_range=None,
+        is_asleep=False,
+        wakes_in_s=None,
+        starts_engine=False,
+        shares_memory=False,
     )
     written = msgspec.json.encode(bare, enc_hook=str, order="deterministic")
     return hashlib.sha256(written).hexdigest()[:VERSION_DIGITS]

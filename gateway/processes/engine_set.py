@@ -27,6 +27,12 @@ from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet, end_tasks
 from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.joining.admission import JoinableModel, JoinConfig, write_config
+from gateway.fleet.planner.machine import (
+    Machine,
+    available_memory,
+    memory_of,
+    weights_bytes,
+)
 from gateway.home import Home, engine_number, peer_address
 from gateway.installation.model_versions import (
     MAX_PROBLEM_CHARS,
@@ -275,6 +281,24 @@ class EngineSet:
         beside = (self._conductor.restarter, self._relay.restarter)
         return [*(each.restarter for each in self.all), *(each for each in beside if each)]
 
+    def machine(self) -> Machine:
+        """Return what a planner asks of the machine and of the engines that run on it."""
+
+        def engine_bytes(address: str) -> int | None:
+            engine = self._engines.get(address)
+            child = None if engine is None else engine.restarter.child
+            return None if child is None else memory_of(child.pid)
+
+        return Machine(
+            available_bytes=available_memory,
+            engine_bytes=engine_bytes,
+            expected_bytes=expected_memory,
+            num_threads=lambda model, models: (
+                shared_options(model, models).num_threads or len(os.sched_getaffinity(0))
+            ),
+            num_cores=len(os.sched_getaffinity(0)),
+        )
+
     def versions(self) -> list[ModelVersion]:
         """Return the version that each engine has of its model, and those that did not start when
         engines were begun last."""
@@ -291,7 +315,8 @@ class EngineSet:
         for model in models:
             if model.starts_engine:
                 kept = self._kept(model)
-                fresh = (self._beside(each, taken) for each in model.started[len(kept) :])
+                own = model.engines[: len(model.engines) - len(model.joined)]
+                fresh = (self._beside(each, taken) for each in own[len(kept) :])
                 model = msgspec.structs.replace(model, engines=(*kept, *fresh, *model.joined))
             placed.append(model)
         return tuple(placed)
@@ -486,12 +511,21 @@ def shared_options(model: ModelConfig, models: Iterable[ModelConfig]) -> EngineO
     return options_beside(model, models, num_cores=len(os.sched_getaffinity(0)))
 
 
+def expected_memory(model: ModelConfig, models: Sequence[ModelConfig]) -> int:
+    """Guess the memory of an engine that was never measured: its weights and its KV cache."""
+    options = shared_options(model, models)
+    cache = options.kv_cache_bytes
+    if cache is None:
+        cache = int(options.kv_cache_fraction * (available_memory() or 0))
+    return weights_bytes(model.path) + cache
+
+
 def engine_command(
     model: ModelConfig, address: str, options: EngineOptions, record: Path, settings: Settings
 ) -> list[str]:
     """Return the command line of an engine. `record`: the file of what it counts."""
     assert model.path is not None
-    others = settings.fleet.fetch and len(model.engines) > 1
+    others = settings.fleet.fetch and model.most_engines > 1
     return [
         *(sys.executable, "-m", "engine", "--model", str(model.path)),
         *("--served-name", model.name, "--listen", address),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sized
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sized
 
 import msgspec
 
@@ -24,6 +24,7 @@ from gateway.processes.worker_set import SettingsRefused, WorkerSet
 from gateway.settings.changes import SettingChange, changes_between, needs_new_workers
 from gateway.settings.file import SettingsError, one_line
 from gateway.settings.load import SecretMissing, Settings
+from gateway.settings.models import ModelConfig
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,9 @@ class Reload:
         self._as_read, self._read, self._complete = as_read, read, complete
         self._engines, self._workers, self._say = engines, workers, say
         self._elsewhere = VersionHistory()
+        self._counts: Mapping[str, int] = {}
+        """How many engines models have by decision, in place of what they begin with."""
+        self._wakes_in_s: Mapping[str, float | None] = {}
         self._turn = asyncio.Lock()
 
     def versions(self) -> list[ModelVersion]:
@@ -91,9 +95,52 @@ class Reload:
             self._say(line)
         return found
 
+    async def scale(self, counts: Mapping[str, int], wakes_in_s: Mapping[str, float | None]) -> str:
+        """Have so many engines of models whose range lets it; the settings stay as they are, and
+        what is not named as it is. `wakes_in_s`: of those that get none, how long a start takes.
+        Return why it cannot be; empty: it is done. Raises nothing that an engine or a worker can be
+        the reason of."""
+        async with self._turn:
+            before, self._counts = self._counts, {**self._counts, **counts}
+            self._wakes_in_s = dict(wakes_in_s)
+            try:
+                await self._take_up_counts()
+            except (SettingsRefused, StartError, OSError) as error:
+                self._counts = before
+                return one_line(str(error) or type(error).__name__)
+        return ""
+
+    async def _take_up_counts(self) -> None:
+        """Raises: StartError, SettingsRefused; all is as it was then."""
+        models = self._engines.place(self._sized(self.settings.models))
+        fresh = msgspec.structs.replace(self.settings, models=models)
+        try:
+            await self._start_engines(fresh, self._say)
+            await self._workers.take_up(fresh)
+        except BaseException:
+            self._retire_engines(self.settings)
+            raise
+        self._engines.watch(fresh.models)
+        self._retire_engines(fresh)
+        self.settings = fresh
+        self._as_read = msgspec.structs.replace(self._as_read, models=models)
+
+    def _sized(self, models: Iterable[ModelConfig]) -> tuple[ModelConfig, ...]:
+        """Return models with as many engines as were decided; others as they are."""
+        sized = []
+        for model in models:
+            number = self._counts.get(model.name)
+            if model.replica_range is not None and number is not None:
+                model = model.sized(number)
+                wakes_in_s = self._wakes_in_s.get(model.name) if model.is_asleep else None
+                model = msgspec.structs.replace(model, wakes_in_s=wakes_in_s)
+            sized.append(model)
+        return tuple(sized)
+
     async def _reload(self, request: ReloadRequest, say: Tell) -> ReloadAnswer:
         read = await self._complete(await asyncio.to_thread(self._read))
-        wanted = msgspec.structs.replace(read, models=self._engines.place(read.models))
+        models = self._engines.place(self._sized(read.models))
+        wanted = msgspec.structs.replace(read, models=models)
         changes = changes_between(self._as_read, wanted)
         lines = [str(each) for each in changes]
         refuse_what_binds(changes)

@@ -57,6 +57,7 @@ from gateway.settings.load import Settings
 if TYPE_CHECKING:  # SQLAlchemy: loaded while the engines load
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from gateway.fleet.planner.view import PlannedChange
     from gateway.installation.follower import StoredSettingsFollower
 
 log = logging.getLogger(__name__)
@@ -194,6 +195,7 @@ class Supervisor:
         )
         async with control_socket(self.home, reload.answer):
             await together(
+                self._plan(reload),
                 self._reload_when_asked(reload),
                 self._logs.cutting().run(),
                 self._follow_stored(self._stored, reload),
@@ -306,6 +308,38 @@ class Supervisor:
             await together(looking.run(), stored.reporting.run())
         finally:
             await listener.close()
+
+    async def _plan(self, reload: Reload) -> None:
+        """Decide how many engines models have whose range lets it, until cancelled."""
+        from gateway.fleet.planner.planner import Planner
+
+        planner = Planner(
+            self.home,
+            lambda: reload.settings,
+            reload.scale,
+            self._note_planned,
+            self._engines.machine(),
+        )
+        await planner.run()
+
+    async def _note_planned(self, change: PlannedChange) -> None:
+        """Put a decision of the planner into the operator's audit log."""
+        from gateway.audit.log import PLANNER, record
+        from gateway.tenancy.orgs import find_operator
+
+        assert self._db is not None
+        async with self._db.begin() as conn:
+            operator = await find_operator(conn)
+            if operator is not None:
+                await record(
+                    conn,
+                    org_id=operator,
+                    actor=PLANNER,
+                    action="model.scaled" if change.is_done else "model.not_scaled",
+                    target=change.model,
+                    before={"replicas": change.before},
+                    after={"replicas": change.after, "why": change.why},
+                )
 
     async def _until_ready(self, host: str, port: int) -> None:
         """Wait for /health/ready. An engine that leaves meanwhile has said why it cannot serve."""

@@ -93,7 +93,12 @@ PRIVATE_PART = re.compile(r"(?<=://)[^/\s?#@]*@|\?[^\s#]*")
 """The user and password of a URL, and its query."""
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 """A key of TOML that needs no quotes."""
-ASSIGNED = frozenset({"engines", "joined", "starts_engine", "shares_memory"})
+ASSIGNED = frozenset(
+    {
+        *("engines", "joined", "replica_range", "is_asleep", "wakes_in_s"),
+        *("starts_engine", "shares_memory"),
+    }
+)
 """Fields of a model that nobody writes so: what made them stands in `_as_in_file`."""
 ABSENT = object()
 
@@ -170,7 +175,9 @@ def _as_in_file(model: ModelConfig, table: dict[str, Any]) -> dict[str, Any]:
     that are started here by how many they are; one upstream by keys of the model, several by tables
     `replica`, and the name at the upstream only where it is another."""
     replicas: list[dict[str, Any]] = table.pop("replicas", [])
-    if model.starts_engine and len(model.started) != 1:
+    if model.replica_range is not None:
+        table["replicas"] = str(model.replica_range)
+    elif model.starts_engine and len(model.started) != 1:
         table["replicas"] = len(model.started)
     if model.joined:
         table["joined"] = len(model.joined)

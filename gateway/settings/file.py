@@ -43,6 +43,7 @@ REDIS_PATTERN = r"^(redis|rediss|unix)://."
 MCP_PATTERN = r"^[a-z0-9](?:-?[a-z0-9]){0,23}\Z"
 ORG_PATTERN = r"^org_[0-9A-Za-z]{1,64}\Z"
 ORGS_PROJECT_PATTERN = r"^org_[0-9A-Za-z]{1,64}/proj_[0-9A-Za-z]{1,64}\Z"
+RANGE_PATTERN = r"^[0-9]{1,2}\.\.[0-9]{1,2}\Z"
 ADDRESS_PATTERN = rf"^(unix:[^\x00-\x1f]+|tcp:[^\s\x00-\x1f]+:{PORT})\Z"
 JOIN_PATTERN = rf"^tcp:[^\s\x00-\x1f]+:{PORT}\Z"
 SENDER_PATTERN = r"^[^\x00-\x1f\x7f<>]*(<[^\s<>@]+@[^\s<>@]+>|[^\s<>@]+@[^\s<>@]+)$"
@@ -62,6 +63,7 @@ IN_WORDS = {
     repr(MCP_PATTERN): "1 to 24 of a-z, 0-9 and single hyphens between them",
     repr(JOIN_PATTERN): "'tcp:host:port'",
     repr(ADDRESS_PATTERN): "'unix:/path' or 'tcp:host:port'",
+    repr(RANGE_PATTERN): "a number such as 2, or a range such as '1..4'",
 }
 EngineTable = dict[str, Any]
 """`[engine]` or `[model.engine_options]` as written: any of `EngineOptions`. What a table does not
@@ -79,7 +81,10 @@ OrgId = Annotated[str, Meta(pattern=ORG_PATTERN)]
 OrgsProject = Annotated[str, Meta(pattern=ORGS_PROJECT_PATTERN)]
 EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
 JoinAddress = Annotated[str, Meta(pattern=JOIN_PATTERN)]
-EngineCount = Annotated[int, Meta(ge=1, le=64)]
+MAX_ENGINES = 64
+EngineCount = Annotated[int, Meta(ge=1, le=MAX_ENGINES)]
+EngineRange = Annotated[str, Meta(pattern=RANGE_PATTERN)]
+"""`least..most`: the planner decides how many there are (`gateway.fleet.planner`)."""
 Weight = Annotated[int, Meta(ge=1, le=1000)]
 Concurrency = Annotated[int, Meta(ge=1, le=1024)]
 """As many as one gateway process keeps connections to an upstream (`fleet.upstream`)."""
@@ -137,8 +142,24 @@ class SpoolConfig(Strict, frozen=True, kw_only=True):
     5 ms. `before_answer`: an answer waits for its sync, and neither loses anything."""
 
 
+class PlannerConfig(Strict, frozen=True, kw_only=True):
+    """`[fleet.planner]`: who decides how many engines a model has whose `replicas` are a range."""
+
+    mode: Literal["off", "dry-run", "on"] = "on"
+    """`off`: each such model has as many as at the start. `dry-run`: what would be done is said,
+    and stands in the audit log, but is not done."""
+    interval_s: Annotated[float, Meta(ge=0.1, le=300)] = 5.0
+    """Between two decisions."""
+    cooldown_s: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
+    """Fewer are wanted once no more were needed for so long."""
+    idle_s: Annotated[float, Meta(ge=1, le=7 * 86_400)] = 900.0
+    """A model whose range begins at 0 has no engine any more once nothing was asked of it for so
+    long."""
+
+
 class FleetConfig(Strict, frozen=True, kw_only=True):
-    """`[fleet]`: what several engines of a model do for each other."""
+    """`[fleet]`: what several engines of a model do for each other, and who decides how many there
+    are."""
 
     resume: bool = True
     """It goes on with another replica, or with the same one when it is back; else it ends with an
@@ -154,6 +175,7 @@ class FleetConfig(Strict, frozen=True, kw_only=True):
     started."""
     join_listen: JoinAddress | None = None
     """The address to which engines of other machines come that join a model. None: none may."""
+    planner: PlannerConfig = PlannerConfig()
 
 
 class MailConfig(Strict, frozen=True, kw_only=True):
@@ -239,7 +261,7 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     engine: EngineAddress | None = None
     insecure: bool | None = None
     """`engine` may be on another machine, though whoever is on the way there reads and asks all."""
-    replicas: Annotated[int, Meta(ge=0, le=64)] | None = None
+    replicas: Annotated[int, Meta(ge=0, le=MAX_ENGINES)] | EngineRange | None = None
     """So many engines are started for it; None: one is. 0: only with `joined`."""
     joined: EngineCount | None = None
     """So many engines of other machines may join it."""

@@ -22,6 +22,7 @@ from gateway.home import Home, engine_number
 from gateway.lanes import ModelSlos
 from gateway.net.listener import is_loopback
 from gateway.settings.file import (
+    MAX_ENGINES,
     AdapterName,
     Concurrency,
     DialectName,
@@ -102,6 +103,28 @@ class AdapterConfig(Strict, frozen=True, kw_only=True):
     it the adapter under this name."""
 
 
+class ReplicaRange(Strict, frozen=True, kw_only=True):
+    """The bounds within which the planner decides how many engines a model has."""
+
+    least: int
+    """0: it may have none while nothing is asked of it."""
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.least}..{self.most}"
+
+    @staticmethod
+    def read(text: str, at: str) -> ReplicaRange:
+        """`text`: as `RANGE_PATTERN` has it; `at`: its key. Raises: SettingsError."""
+        least, _, most = text.partition("..")
+        found = ReplicaRange(least=int(least), most=int(most))
+        if not found.least <= found.most:
+            raise SettingsError(f"{at}: {text!r} has its least number behind its largest")
+        if not 1 <= found.most <= MAX_ENGINES:
+            raise SettingsError(f"{at}: {text!r}: the largest number is from 1 to {MAX_ENGINES}")
+        return found
+
+
 class ModelConfig(Strict, frozen=True, kw_only=True):
     """A model as customers name it: served by engines of ours (`path` and `engines`) or by
     `replicas`."""
@@ -121,6 +144,13 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     joined: tuple[EngineAddress, ...] = ()
     """Those of `engines`, the last ones, where engines of other machines are while they have
     joined."""
+    replica_range: ReplicaRange | None = None
+    """The planner's bounds on how many engines there are, of which none joins; None: as many as
+    `engines`."""
+    is_asleep: bool = False
+    """None of its engines runs, until somebody asks for it: nobody listens at the one address."""
+    wakes_in_s: float | None = None
+    """How long it took to start when it was last; None: nobody knows."""
     starts_engine: bool = False
     """True where `tollgate up` runs its engines; False where somebody else does."""
     engine_options: EngineOptions = EngineOptions()
@@ -157,16 +187,34 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
 
     @property
     def started(self) -> tuple[EngineAddress, ...]:
-        """Return those of `engines` that are started here."""
-        if not self.starts_engine:
+        """Return those of `engines` that are started here, none while it is asleep."""
+        if not self.starts_engine or self.is_asleep:
             return ()
         return self.engines[: len(self.engines) - len(self.joined)]
+
+    @property
+    def most_started(self) -> int:
+        """Return how many engines may be started for it at a time, which divide the machine."""
+        return len(self.started) if self.replica_range is None else self.replica_range.most
+
+    @property
+    def most_engines(self) -> int:
+        """Return how many engines it may have at a time, with those that join."""
+        return len(self.engines) if self.replica_range is None else self.replica_range.most
+
+    def sized(self, number: int) -> ModelConfig:
+        """Return the model with so many engines, within its range; the addresses of more than it
+        has are for `EngineSet.place` to find."""
+        assert self.replica_range is not None
+        number = max(self.replica_range.least, min(self.replica_range.most, number))
+        engines = (self.engines + (self.engines[-1],) * number)[: max(1, number)]
+        return msgspec.structs.replace(self, engines=engines, is_asleep=number == 0)
 
     def replica_name(self, engine: str, model: str | None = None) -> str:
         """Return the name of the replica that an engine is of this model, or of an adapter of it
         (`model`): the model's own where it has one engine, else with the engine's number."""
         model = model or self.name
-        return model if len(self.engines) == 1 else f"{model}/{engine_number(engine)}"
+        return model if self.most_engines == 1 else f"{model}/{engine_number(engine)}"
 
 
 class EngineNumbers:
@@ -176,11 +224,12 @@ class EngineNumbers:
     def __init__(self, free: Iterator[int], free_joined: Iterator[int]) -> None:
         self._free, self._free_joined = free, free_joined
 
-    def take(self, position: int, model: WrittenModel) -> tuple[list[int], list[int]]:
+    def take(
+        self, position: int, num_started: int, num_joined: int
+    ) -> tuple[list[int], list[int]]:
         """Return those of the engines that are started for a model, and of those that may join."""
-        num_started = 1 if model.replicas is None else model.replicas
         started = [position, *islice(self._free, max(0, num_started - 1))][:num_started]
-        return started, [*islice(self._free_joined, model.joined or 0)]
+        return started, [*islice(self._free_joined, num_joined)]
 
 
 def alone(model: str, revision: Any = None) -> WrittenModel:
@@ -239,10 +288,10 @@ def options_beside(
     divide the processors that one alone would compute on; models do not divide them: one may have
     nothing to do while another computes.
     """
-    options, num_engines = model.engine_options, len(model.started)
+    options, num_engines = model.engine_options, model.most_started
     shares = num_engines
     if model.shares_memory:
-        shares = sum(len(each.started) for each in models if each.shares_memory)
+        shares = sum(each.most_started for each in models if each.shares_memory)
     if options.kv_cache_bytes is None and options.num_blocks is None and shares > 1:
         part = options.kv_cache_fraction / shares
         options = msgspec.structs.replace(options, kv_cache_fraction=part)
@@ -270,10 +319,9 @@ def _to_model(
     for key in ("engine_options", "replicas", "joined"):
         if not starts_engine and is_given(getattr(model, key)):
             raise SettingsError(f"{at}.{key}: only for an engine that is started here")
-    if model.replicas == 0 and not model.joined:
-        raise SettingsError(f"{at}.replicas: 0 only where engines may join, by `joined`")
+    range_, num_started = _numbered(model, at)
     _check_address(model, at)
-    numbers = free.take(position, model)
+    numbers = free.take(position, num_started, model.joined or 0)
     joined = tuple(f"unix:{home.engine_socket(number)}" for number in numbers[1])
     started = (*(f"unix:{home.engine_socket(number)}" for number in numbers[0]), *joined)
     return ModelConfig(
@@ -283,6 +331,7 @@ def _to_model(
         revision=model.revision,
         engines=started if model.engine is None else (model.engine,),
         joined=joined,
+        replica_range=range_,
         starts_engine=starts_engine,
         engine_options=_options(engine, model.engine_options) if starts_engine else EngineOptions(),
         shares_memory=starts_engine and KV_CACHE_SIZES.isdisjoint(model.engine_options),
@@ -300,6 +349,26 @@ def _to_model(
 def is_given(value: Any) -> bool:
     """Tell whether a key of a model was written. A table without an entry says nothing."""
     return value not in (None, [], {})
+
+
+def _numbered(model: WrittenModel, at: str) -> tuple[ReplicaRange | None, int]:
+    """Return the range of a model's engines, if it has one, and how many it begins with: of a range
+    one at least, which shows that it loads and how long that takes. Raises: SettingsError."""
+    written = model.replicas
+    if isinstance(written, str):
+        if model.joined:
+            raise SettingsError(
+                f"{at}.replicas: a range only without `joined`: the planner counts no engine that"
+                " joins"
+            )
+        found = ReplicaRange.read(written, f"{at}.replicas")
+        return found, max(1, found.least)
+    if written == 0 and not model.joined:
+        raise SettingsError(
+            f"{at}.replicas: 0 only where engines may join, by `joined`; '0..1' ends the only"
+            " engine while nothing is asked of it"
+        )
+    return None, 1 if written is None else written
 
 
 def _check_address(model: WrittenModel, at: str) -> None:

@@ -15,6 +15,7 @@ from gateway.cli.shared.tables import Column, Output, show, with_output
 from gateway.cli.shared.target import ROWS, Gateway, examples, with_gateway
 
 PATH = "/v1/admin/fleet"
+PLANNER = "/v1/admin/planner"
 SERVING, VACANT = "serving", "vacant"
 
 
@@ -46,9 +47,27 @@ COLUMNS = (
 )
 
 
-@click.group(epilog=examples("tollgate fleet status", "tollgate fleet drain penny/1"))
+PLANNED = (
+    Column("MODEL", "model"),
+    Column("RANGE", "range", show=lambda row: f"{row['least']}..{row['most']}"),
+    Column("RUNNING", "running", "number"),
+    Column("WANTED", "wanted", "number"),
+    Column("REQ/S", "rate", "number", show=lambda row: f"{row['rate']:.2f}"),
+    Column("FORECAST", "expected_rate", "number", show=lambda row: f"{row['expected_rate']:.2f}"),
+    Column("WORK", "work", "number", show=lambda row: f"{row['work']:.2f}"),
+    Column("START", "start_s", "number", show=lambda row: start_of(row["start_s"])),
+)
+
+
+def start_of(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f} s"
+
+
+@click.group(
+    epilog=examples("tollgate fleet status", "tollgate fleet plan", "tollgate fleet drain penny/1")
+)
 def fleet() -> None:
-    """Show the replicas of all models, and keep new requests from one."""
+    """Show the replicas of all models and what the planner wants, and drain one."""
 
 
 fleet.add_command(token)
@@ -66,8 +85,46 @@ async def status(gateway: Gateway, rows: int, output: Output) -> None:
     found = await gateway.rows(PATH, rows)
     show(found, COLUMNS, output, empty="No model is served.")
     if output.form == "table":
-        for line in incomplete(found):
+        planner = await gateway.get(PLANNER)
+        for line in (*incomplete(found), *map(decision_of, planner["models"])):
             click.echo(line)
+
+
+def decision_of(row: Mapping[str, Any]) -> str:
+    """Return what the planner wants of a model, in a line."""
+    number, bounds = row["wanted"], f"of {row['least']}..{row['most']}"
+    verb = "is" if number == 1 else "are"
+    why = row["problem"] or row["reasons"][0]["text"]
+    return f"{row['model']}: {row['running']} {bounds} run, {number} {verb} wanted: {why}"
+
+
+@fleet.command(epilog=examples("tollgate fleet plan", "tollgate fleet plan --json"))
+@with_gateway
+@with_output
+async def plan(gateway: Gateway, output: Output) -> None:
+    """Show how many replicas the planner wants of each model, and why.
+
+    WORK: the replicas that would be busy all the time with what is forecast. The planner is of the
+    home whose gateway answers; `mode` of [fleet.planner] is off, dry-run or on.
+    """
+    found = await gateway.get(PLANNER)
+    empty = 'No model has a range of replicas, such as `replicas = "1..4"`.'
+    if found["mode"] == "off":
+        empty = "The planner is off: see [fleet.planner] of the settings."
+    show(found["models"], PLANNED, output, empty=empty)
+    if output.form != "table":
+        return
+    for row in found["models"]:
+        for reason in row["reasons"]:
+            click.echo(
+                f"{row['model']}: {reason['replicas']} by {reason['cause']}: {reason['text']}"
+            )
+        if row["problem"]:
+            click.echo(f"{row['model']}: {row['problem']}")
+    for change in found["changes"]:
+        done = "" if change["is_done"] else " (not done)"
+        moment = f"{to_minute(change['at'])}  {change['model']}"
+        click.echo(f"{moment} {change['before']} -> {change['after']}{done}: {change['why']}")
 
 
 def incomplete(replicas: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.fleet.planner.machine import available_memory, weights_bytes
 from gateway.home import Home
 from gateway.net.listener import AddressError, bind, origin
 from gateway.processes.checks.diagnosis import GIB, Diagnosis
@@ -19,7 +20,6 @@ from gateway.settings.load import Settings
 
 LEAST_DISK_BYTES, LOW_DISK_BYTES = 1 * GIB, 5 * GIB
 LEAST_MEMORY_BYTES = GIB // 2
-WEIGHTS = "*.safetensors"
 GPU_TIMEOUT_S = 10.0
 GPU_QUERY = "name,driver_version,memory.total,memory.free"
 PRIVATE = ("secret.json", "credentials.json")
@@ -60,8 +60,7 @@ def check_memory(settings: Settings) -> Diagnosis:
     available = available_memory()
     if available is None:
         return Diagnosis("memory", "ok", "unknown on this system")
-    started = (each for each in settings.models if each.starts_engine)
-    weights = sum(len(each.started) * weights_of(each.path) for each in started)
+    weights = sum(each.most_started * weights_bytes(each.path) for each in settings.models)
     found = f"{available / GIB:.1f} GiB are available"
     if weights:
         found += f", weights on disk are {weights / GIB:.2f} GiB"
@@ -170,30 +169,6 @@ def torch_build() -> str | None:
         return version("torch")
     except PackageNotFoundError:
         return None
-
-
-def available_memory(root: Path = Path("/")) -> int | None:
-    """Return the bytes that programs may still take, in a container those that it may; None where
-    the kernel does not say."""
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-        fields = dict(line.split(":", 1) for line in lines if ":" in line)
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError, IndexError):
-        return None
-    group = root / "sys/fs/cgroup"
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-        return available if limit == "max" else max(min(available, int(limit) - used), 0)
-    except (OSError, ValueError):
-        return available
-
-
-def weights_of(folder: Path | None) -> int:
-    if folder is None or not folder.is_dir():
-        return 0
-    return sum(path.stat().st_size for path in folder.glob(WEIGHTS))
 
 
 def existing(path: Path) -> Path:

@@ -175,7 +175,7 @@ def test_processes_share_it_and_a_killed_one_leaves_nothing_that_lasts(tmp_path:
         child.stdin.close()
         child.stdout.close()
         found.append(view.seconds_to_first_token(PROMPT, LANE))
-    assert mine.totals_s()[RANK] == pytest.approx(1.0 + 3 * 2.0)
+    assert mine.totals()[RANK] == pytest.approx(1.0 + 3 * 2.0)
     assert found == pytest.approx([2.5, 4.5, 6.5])
     view.heard(IDLE)
     assert view.seconds_to_first_token(PROMPT, LANE) == pytest.approx(0.5), "all of it is gone"
@@ -188,6 +188,6 @@ def test_a_worker_that_finds_no_row_counts_by_itself(
     monkeypatch.setattr(SharedSlots, "take", lambda _: None)
     sent = SentWork(tmp_path / "replica")
     sent.add(LANE, 1.0)
-    assert sent.totals_s()[RANK] == 1.0
+    assert sent.totals()[RANK] == 1.0
     assert "counts by itself" in caplog.text
     sent.close()

@@ -79,6 +79,11 @@ def test_what_a_process_fixes_stays_as_it_was(tmp_path: Path) -> None:
         (PENNY, PENNY + "replicas = 2\n", [("+ models.penny.replicas = 2", "live")]),
         (
             PENNY + "replicas = 3\n",
+            PENNY + "replicas = '1..4'\n",
+            [('~ models.penny.replicas: 3 -> "1..4"', "live")],
+        ),
+        (
+            PENNY + "replicas = 3\n",
             PENNY + "replicas = 2\n",
             [("~ models.penny.replicas: 3 -> 2", "live")],
         ),

@@ -256,7 +256,8 @@ def test_replicas_share_memory_and_processors() -> None:
         (ONE + "replicas = 0", "0 only where engines may join, by `joined`"),
         (ONE + "replicas = -2", "expected `int` >= 0"),
         (ONE + "replicas = 65", "expected `int` <= 64"),
-        (ONE + "replicas = 'two'", "expected `int | null`, got `str`"),
+        (ONE + "replicas = 'two'", "expected a number such as 2, or a range such as '1..4'"),
+        (ONE + "replicas = '1..2'\njoined = 1", "replicas: a range only without `joined`"),
         (ONE + "engine = 'tcp:[::1]:1'\nreplicas = 2", "only for an engine that is started here"),
         (
             "[[model]]\nname = 'far'\nupstream = 'http://h/v1'\nreplicas = 2",
@@ -338,3 +339,31 @@ def test_a_fraction_of_memory_is_above_0_and_at_most_1(
             ["--model", "m", "--listen", "unix:/s", f"--kv-cache-fraction={fraction}"]
         )
     assert "--kv-cache-fraction" in capsys.readouterr().err
+
+
+def test_a_range_of_replicas_begins_with_one_at_least_and_shares_as_all() -> None:
+    write(ONE + "replicas = '0..3'\n" + TWO + "replicas = '2..4'\n")
+    one, two = load({}, {}).models
+    assert (len(one.engines), one.most_engines, len(two.engines)) == (1, 3, 2)
+    assert one.replica_name(one.engines[0]) == "one/0"
+    assert options_beside(two, (two,), num_cores=8).num_threads == 2
+    asleep = one.sized(0)
+    assert asleep.is_asleep and len(asleep.engines) == 1
+    assert len(asleep.sized(9).engines) == 3 and not asleep.sized(1).is_asleep
+    assert len(two.sized(0).engines) == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "complaint"),
+    [
+        ("4..2", "'4..2' has its least number behind its largest"),
+        ("0..0", "'0..0': the largest number is from 1 to 64"),
+        ("1..65", "'1..65': the largest number is from 1 to 64"),
+        ("1-4", "expected a number such as 2, or a range such as '1..4'"),
+        ("-1..4", "expected a number such as 2, or a range such as '1..4'"),
+    ],
+)
+def test_a_wrong_range_of_replicas_is_named(written: str, complaint: str) -> None:
+    write(ONE + f"replicas = '{written}'")
+    with pytest.raises(SettingsError, match=re.escape(f"model[0].replicas: {complaint}")):
+        load({}, {})

@@ -11,7 +11,25 @@ import pytest
 from gateway.cli.observe.fleet import incomplete
 from tests.gateway.cli.shared.fake_gateway import FakeGateway, serving
 
-FLEET = "/v1/admin/fleet"
+FLEET, PLANNER = "/v1/admin/fleet", "/v1/admin/planner"
+PLANNED = {
+    "model": "penny",
+    "least": 1,
+    "most": 4,
+    "running": 1,
+    "wanted": 2,
+    "reasons": [
+        {"cause": "arrivals", "replicas": 2, "text": "3.00 requests/s are forecast"},
+        {"cause": "least", "replicas": 1, "text": "the settings want 1 at least"},
+    ],
+    "rate": 2.5,
+    "expected_rate": 3.0,
+    "work": 1.25,
+    "start_s": 4.2,
+    "problem": "",
+}
+CHANGE = {"at": 1_790_000_000, "model": "penny", "before": 2, "after": 1, "why": "all is quiet"}
+NO_PLAN: dict[str, Any] = {"mode": "on", "at": None, "models": [], "changes": []}
 
 
 def replica(name: str, **fields: Any) -> dict[str, Any]:
@@ -50,6 +68,7 @@ def gateway() -> Iterator[FakeGateway]:
     with serving() as found:
         rows = [replica("far/0", kind="upstream", hit_rate=None), replica("penny/0"), AWAY]
         found.on("GET", FLEET, {"data": rows, "has_more": False})
+        found.on("GET", PLANNER, NO_PLAN)
         yield found
 
 
@@ -86,3 +105,25 @@ def test_json_has_all_that_the_api_says(gateway: FakeGateway) -> None:
     done = gateway.run("fleet", "status", "--json")
     rows = [json.loads(line) for line in done.output.splitlines()]
     assert rows[1] == replica("penny/0") and rows[2] == AWAY
+
+
+def test_a_plan_says_what_is_wanted_and_why(gateway: FakeGateway) -> None:
+    changes = [{**CHANGE, "is_done": True}, {**CHANGE, "is_done": False}]
+    gateway.on("GET", PLANNER, {**NO_PLAN, "models": [PLANNED], "changes": changes})
+    done = gateway.run("fleet", "plan")
+    assert done.exit_code == 0, done.output
+    head, row, arrivals, least, change, undone = done.output.splitlines()
+    assert head.split() == "MODEL RANGE RUNNING WANTED REQ/S FORECAST WORK START".split()
+    assert row.split() == ["penny", "1..4", "1", "2", "2.50", "3.00", "1.25", "4.2", "s"]
+    assert arrivals == "penny: 2 by arrivals: 3.00 requests/s are forecast"
+    assert least == "penny: 1 by least: the settings want 1 at least"
+    assert change.endswith("penny 2 -> 1: all is quiet")
+    assert undone.endswith("penny 2 -> 1 (not done): all is quiet")
+    status = gateway.run("fleet", "status").output.splitlines()
+    assert status[-1] == "penny: 1 of 1..4 run, 2 are wanted: 3.00 requests/s are forecast"
+
+
+def test_no_plan_is_said_to_be_none(gateway: FakeGateway) -> None:
+    assert 'such as `replicas = "1..4"`' in gateway.run("fleet", "plan").output
+    gateway.on("GET", PLANNER, {**NO_PLAN, "mode": "off"})
+    assert "The planner is off" in gateway.run("fleet", "plan").output

@@ -153,3 +153,8 @@ async def test_a_drained_replica_gets_nothing_new_and_the_last_one_is_not_draine
         assert "n upstream is not drained" in far.json()["detail"]
     finally:
         fleet.replace(before)
+
+
+async def test_a_planner_without_a_range_has_nothing_to_decide(world: World) -> None:
+    said = (await world.call("GET", "/v1/admin/planner")).json()
+    assert said == {"object": "planner", "mode": "on", "at": None, "models": [], "changes": []}

@@ -196,6 +196,10 @@ NUMBERS = {
     "FleetReplicaView.kv_used": "a share",
     "FleetReplicaView.hit_rate": "a share",
     "FleetReplicaView.prefill_tokens_per_s": "tokens a second",
+    "PlannedModel.rate": "requests a second",
+    "PlannedModel.expected_rate": "requests a second",
+    "PlannedModel.work": "replicas' work a second",
+    "PlannedModel.start_s": "seconds",
     "GenerationData.total_cost": "a form that others have made; `cost` is exact",
     "GenerationData.usage": "the same",
 }

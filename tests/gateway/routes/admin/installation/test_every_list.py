@@ -39,6 +39,7 @@ CURRENCIES = sorted(
     each.code for each in Currency if each.exponent is not None and each.code != USD
 )
 NO_LIST = {
+    f"{ADMIN}/planner": "one thing",
     f"{ADMIN}/balance": "one thing",
     f"{ADMIN}/health": "one thing",
     f"{ADMIN}/balance/settings": "one thing",

@@ -1,0 +1,348 @@
+"""The planner of a home: looks at each model whose `replicas` are a range, decides how many engines
+it has (`decision`, `packing`), and has them started and ended by who runs engines.
+
+It runs beside the supervisor's other work, on no request's path: while it fails or is late there
+are as many engines as there were. One change is under way at a time; looking goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.protocol import ReplicaStatus
+from engine.transport.client import EngineClient
+from foundation.periodic import Periodic
+from foundation.tasks import TaskSet
+from gateway.fleet.planner.decision import (
+    Decision,
+    PastNeed,
+    PoolBounds,
+    PoolObservation,
+    Reason,
+    decide,
+)
+from gateway.fleet.planner.machine import Machine
+from gateway.fleet.planner.model_watch import Learnt, ModelWatch
+from gateway.fleet.planner.packing import Footprint, PoolClaim, PoolShare, pack
+from gateway.fleet.planner.view import (
+    MAX_CHANGES,
+    GivenReason,
+    PlannedChange,
+    PlannedModel,
+    PlannerView,
+)
+from gateway.fleet.sent_work import AskedWork
+from gateway.home import Home
+from gateway.settings.file import PlannerConfig
+from gateway.settings.load import Settings
+from gateway.settings.models import ModelConfig
+
+log = logging.getLogger(__name__)
+
+LOOK_FOR_SLEEPERS_S = 0.25
+"""How often it is looked whether somebody asks for a model that is at zero."""
+RETRY_MIN_S, RETRY_MAX_S = 30.0, 600.0
+"""A model whose engine does not start is left alone for so long; each failure doubles it."""
+KEEP_EVERY_S = 60.0
+"""How often what was learnt is written, and the engines' memory measured."""
+MEMORY_SHARE = 0.95
+"""The part of the machine's memory that engines may take together."""
+
+Scale = Callable[[Mapping[str, int], Mapping[str, float | None]], Awaitable[str]]
+"""Has models have so many engines; of those that get none, how long a start takes. Returns why it
+cannot be; empty: it is done."""
+Note = Callable[[PlannedChange], Coroutine[Any, Any, None]]
+"""Puts a change into the audit log."""
+
+
+class _Pool:
+    """Keeps what the planner knows of one model. `asked`: what is asked of it in this home."""
+
+    def __init__(self, asked: AskedWork, now_s: float, learnt: Learnt | None) -> None:
+        self.asked = asked
+        self.watch = ModelWatch(now_s, learnt)
+        self.past: tuple[PastNeed, ...] = ()
+        self.failures = 0
+        self.not_before_s = -math.inf
+        self.problem = ""
+        self.shown: int | None = None
+        """The number that a dry run said last."""
+
+
+class Planner:
+    """`settings`: those in force now. `clock`: Unix seconds."""
+
+    def __init__(
+        self,
+        home: Home,
+        settings: Callable[[], Settings],
+        scale: Scale,
+        note: Note,
+        machine: Machine,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._home, self._settings, self._clock = home, settings, clock
+        self._scale, self._note, self._machine = scale, note, machine
+        self._pools: dict[str, _Pool] = {}
+        self._clients: dict[str, EngineClient] = {}
+        self._learnt = _read_learnt(home.planner_learnt)
+        self._kept_at_s = -math.inf
+        self._changes: deque[PlannedChange] = deque(maxlen=MAX_CHANGES)
+        self._tasks = TaskSet()
+        self._acting: asyncio.Task[None] | None = None
+        self._looking = Periodic(
+            "planner", self._until_next, self.round, log=log, failure="nothing is planned"
+        )
+
+    async def run(self) -> None:
+        """Plan until cancelled."""
+        try:
+            await self._looking.run()
+        finally:
+            await self._tasks.close()
+            await asyncio.gather(*(client.close() for client in self._clients.values()))
+
+    async def round(self) -> None:
+        """Look once, decide, and begin one change."""
+        settings, now_s = self._settings(), self._clock()
+        config = settings.fleet.planner
+        models = [each for each in settings.models if each.replica_range is not None]
+        await self._follow(models if config.mode != "off" else [], now_s)
+        if config.mode == "off" or not models:
+            self._home.planner_view.unlink(missing_ok=True)
+            return
+        seen = {each.name: self._observe(each, now_s) for each in models}
+        decisions = {
+            each.name: self._decide(each, seen[each.name], settings, config) for each in models
+        }
+        packed = self._pack(models, decisions, seen, settings.models)
+        self._show(config, models, decisions, seen, packed)
+        self._keep(models, now_s)
+        if self._acting is None or self._acting.done():
+            self._begin_change(config, models, decisions, packed, now_s)
+
+    async def until_done(self) -> None:
+        """Wait for the change that is under way, if one is."""
+        if self._acting is not None:
+            await asyncio.wait({self._acting})
+
+    def _until_next(self) -> float:
+        interval_s = self._settings().fleet.planner.interval_s
+        sleeps = any(each.is_asleep for each in self._settings().models)
+        return min(interval_s, LOOK_FOR_SLEEPERS_S) if sleeps else interval_s
+
+    async def _follow(self, models: Sequence[ModelConfig], now_s: float) -> None:
+        """Hear the engines of these models, and of no others."""
+        for model in models:
+            if model.name not in self._pools:
+                asked = AskedWork(self._home.asked_of(model.name), adds=False)
+                self._pools[model.name] = _Pool(asked, now_s, self._learnt.get(model.name))
+        names = {each.name for each in models}
+        self._pools = {name: pool for name, pool in self._pools.items() if name in names}
+        wanted = {address for each in models for address in each.started}
+        for address in wanted - self._clients.keys():
+            client = self._clients[address] = EngineClient(address)
+            client.start()
+        gone = [self._clients.pop(address) for address in self._clients.keys() - wanted]
+        await asyncio.gather(*(client.close() for client in gone))
+
+    def _observe(self, model: ModelConfig, now_s: float) -> PoolObservation:
+        pool = self._pools[model.name]
+        statuses: list[ReplicaStatus] = [
+            client.status
+            for address in model.started
+            if (client := self._clients.get(address)) is not None and client.connected
+        ]
+        return pool.watch.observe(now_s, running_of(model), pool.asked.by_column(), statuses)
+
+    def _decide(
+        self, model: ModelConfig, seen: PoolObservation, settings: Settings, config: PlannerConfig
+    ) -> Decision:
+        assert model.replica_range is not None
+        bounds = PoolBounds(
+            least=model.replica_range.least,
+            most=model.replica_range.most,
+            slo=settings.slos.of(model.name, "interactive"),
+            target=settings.slo.target,
+            cooldown_s=config.cooldown_s,
+            idle_s=config.idle_s,
+        )
+        pool = self._pools[model.name]
+        decision = decide(seen, bounds, pool.past)
+        pool.past = decision.past
+        return decision
+
+    def _pack(
+        self,
+        models: Sequence[ModelConfig],
+        decisions: Mapping[str, Decision],
+        seen: Mapping[str, PoolObservation],
+        beside: Sequence[ModelConfig],
+    ) -> dict[str, PoolShare]:
+        machine, available = self._machine, self._machine.available_bytes()
+        claims, resident_bytes = [], 0
+        for model in models:
+            watch = self._pools[model.name].watch
+            assert model.replica_range is not None
+            running, decision = running_of(model), decisions[model.name]
+            size = watch.engine_bytes or machine.expected_bytes(model, beside)
+            resident_bytes += running * size
+            work = seen[model.name].load.work_s
+            busy = min(1.0, work / decision.wanted) if decision.wanted else 0.0
+            claims.append(
+                PoolClaim(
+                    model=model.name,
+                    each=Footprint(size, busy * machine.num_threads(model, beside)),
+                    least=model.replica_range.least,
+                    needed=decision.needed,
+                    wanted=decision.wanted,
+                    resident=running,
+                    load=work,
+                )
+            )
+        room = 2**62 if available is None else int(MEMORY_SHARE * (available + resident_bytes))
+        return pack(claims, Footprint(room, float(machine.num_cores)))
+
+    def _begin_change(
+        self,
+        config: PlannerConfig,
+        models: Sequence[ModelConfig],
+        decisions: Mapping[str, Decision],
+        packed: Mapping[str, PoolShare],
+        now_s: float,
+    ) -> None:
+        """Begin the change of one model: those that get fewer first, which makes room."""
+        changes = []
+        for model in models:
+            before, after = running_of(model), packed[model.name].replicas
+            pool = self._pools[model.name]
+            if after == before:
+                pool.shown = None
+            elif after < before or now_s >= pool.not_before_s:
+                changes.append((after - before, model, decisions[model.name]))
+        if config.mode == "dry-run":
+            for number, model, decision in changes:
+                pool = self._pools[model.name]
+                before = running_of(model)
+                if pool.shown != before + number:
+                    pool.shown = before + number
+                    change = self._change(model, before + number, decision, is_done=False)
+                    self._changes.appendleft(change)
+                    self._tasks.spawn(self._note(change), name="note a decision")
+            return
+        if changes:
+            number, model, decision = min(changes, key=lambda each: (each[0], each[1].name))
+            change = self._change(model, running_of(model) + number, decision, is_done=True)
+            self._acting = self._tasks.spawn(self._act(change), name=f"scale {model.name}")
+
+    def _change(
+        self, model: ModelConfig, after: int, decision: Decision, *, is_done: bool
+    ) -> PlannedChange:
+        return PlannedChange(
+            at=int(self._clock()),
+            model=model.name,
+            before=running_of(model),
+            after=after,
+            why=decision.why,
+            is_done=is_done,
+        )
+
+    async def _act(self, change: PlannedChange) -> None:
+        pool, began_s = self._pools[change.model], self._clock()
+        if change.after > change.before:
+            pool.watch.grew(began_s)
+        log.info("%s: %d -> %d, %s", change.model, change.before, change.after, change.why)
+        wakes_in_s = {name: each.watch.start_s for name, each in self._pools.items()}
+        pool.problem = await self._scale({change.model: change.after}, wakes_in_s)
+        now_s = self._clock()
+        if pool.problem:
+            log.error("%s stays at %d: %s", change.model, change.before, pool.problem)
+            pool.not_before_s = now_s + min(RETRY_MAX_S, RETRY_MIN_S * 2**pool.failures)
+            pool.failures = min(pool.failures + 1, 16)
+            why = f"{change.why}; not done: {pool.problem}"
+            change = msgspec.structs.replace(change, why=why, is_done=False)
+        else:
+            pool.failures, pool.not_before_s = 0, -math.inf
+            if change.after > change.before:
+                pool.watch.start_s = now_s - began_s
+                pool.watch.grew(now_s)
+        self._changes.appendleft(change)
+        await self._note(change)
+
+    def _show(
+        self,
+        config: PlannerConfig,
+        models: Sequence[ModelConfig],
+        decisions: Mapping[str, Decision],
+        seen: Mapping[str, PoolObservation],
+        packed: Mapping[str, PoolShare],
+    ) -> None:
+        planned = []
+        for model in models:
+            decision, of, pool = decisions[model.name], seen[model.name], self._pools[model.name]
+            assert model.replica_range is not None
+            planned.append(
+                PlannedModel(
+                    model=model.name,
+                    least=model.replica_range.least,
+                    most=model.replica_range.most,
+                    running=of.running,
+                    wanted=packed[model.name].replicas,
+                    reasons=[given(each) for each in decision.reasons],
+                    rate=of.rate,
+                    expected_rate=of.expected_rate,
+                    work=of.load.work_s,
+                    start_s=pool.watch.start_s,
+                    problem=packed[model.name].problem or pool.problem,
+                )
+            )
+        view = PlannerView(
+            mode=config.mode, at=int(self._clock()), models=planned, changes=[*self._changes]
+        )
+        view.write(self._home.planner_view)
+
+    def _keep(self, models: Sequence[ModelConfig], now_s: float) -> None:
+        """Measure the engines and write what was learnt, now and then."""
+        if now_s - self._kept_at_s < KEEP_EVERY_S:
+            return
+        self._kept_at_s = now_s
+        for model in models:
+            measured = [
+                size
+                for address in model.started
+                if (size := self._machine.engine_bytes(address)) is not None
+            ]
+            if measured:
+                self._pools[model.name].watch.engine_bytes = max(measured)
+        self._learnt |= {name: pool.watch.learnt for name, pool in self._pools.items()}
+        fresh = self._home.planner_learnt.with_suffix(".new")
+        fresh.write_bytes(msgspec.json.encode(self._learnt))
+        fresh.replace(self._home.planner_learnt)
+
+
+def running_of(model: ModelConfig) -> int:
+    return len(model.started)
+
+
+def given(reason: Reason) -> GivenReason:
+    return GivenReason(reason.cause, reason.replicas, reason.text)
+
+
+def _read_learnt(path: Path) -> dict[str, Learnt]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Learnt])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError) as error:
+        log.warning("%s is not read, all is learnt anew: %s", path, error)
+        return {}

@@ -1,0 +1,70 @@
+"""Computes how many replicas a load needs to meet an objective.
+
+Pure. All is in seconds of one replica's work a second. A replica serves prompts beside decodes: the
+decodes of n replicas take the part g = G/n of their time, so each prompt takes 1/(1-g) as long, and
+a prompt waits as in a queue with n servers (Sakasegawa's approximation of the probability that all
+are busy, an exponential tail by the residual work of a prompt). A token takes a step's fixed
+seconds over the part of the time that is left for it, so the objective of tokens bounds what all
+else may take.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from gateway.lanes import Slo
+
+MOST_BUSY = 0.95
+"""No replica is planned to work for more of its time."""
+MOST_STEP_SHARE = 0.6
+"""A step's fixed seconds count as this part of the token's objective at most: an objective that no
+replica can meet is not met by more of them."""
+
+
+class PoolLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of a model that somebody waits for."""
+
+    prompts_s: float
+    """Seconds of prompts a second, as an idle replica computes them."""
+    decodes_s: float
+    """Seconds a second that tokens take beyond the fixed part of their steps."""
+    mean_prompt_s: float
+    residual_s: float
+    """The seconds that are left of a prompt at a random moment of it: E[S^2] / 2 E[S]."""
+    step_s: float
+    """The fixed part of a step."""
+
+    @property
+    def work_s(self) -> float:
+        return self.prompts_s + self.decodes_s
+
+
+def late_share(load: PoolLoad, slo: Slo, replicas: int) -> float:
+    """Return the share of first tokens that come later than they may. 1.0: the replicas do not
+    keep up."""
+    left = 1.0 - load.decodes_s / replicas
+    if left <= 0 or load.prompts_s >= MOST_BUSY * replicas * left:
+        return 1.0
+    busy = load.prompts_s / (replicas * left)
+    own_s = load.mean_prompt_s / left
+    limit_s = slo.first_token_limit_s(load.mean_prompt_s)
+    residual_s = max(load.residual_s / left, 1e-9)
+    all_busy = busy ** (math.sqrt(2 * (replicas + 1)) - 1) if busy > 0 else 0.0
+    wait_s = max(0.0, limit_s - own_s)
+    return float(all_busy * math.exp(-wait_s * replicas * (1 - busy) / residual_s))
+
+
+def replicas_needed(load: PoolLoad, slo: Slo, target: float, most: int) -> int:
+    """Return the fewest replicas that meet the objective for a share of `target`, at most `most`;
+    0 where nothing comes."""
+    if load.work_s <= 0:
+        return 0
+    share = min(MOST_STEP_SHARE, load.step_s / slo.tpot_s)
+    by_tokens = load.work_s / (1 - share)
+    first = max(1, math.ceil(by_tokens - 1e-9))
+    for replicas in range(first, most):
+        if late_share(load, slo, replicas) <= 1 - target:
+            return replicas
+    return most

@@ -1,0 +1,42 @@
+"""/v1/admin/planner: how many engines the planner of the answering home wants of each model, and
+why. For operators: engines are the installation's."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from litestar import Request
+
+from gateway.fleet.planner.view import PlannedChange, PlannedModel, PlannerView
+from gateway.home import Home
+from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.operations import RouteGroup
+
+admin = RouteGroup(tag="Fleet", opt=needs("operator:models"))
+
+
+class PlannerAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["planner"] = "planner"
+    mode: str
+    """off, dry-run or on."""
+    at: int | None
+    """When it decided last (Unix seconds). Null: it has nothing to decide."""
+    models: list[PlannedModel]
+    changes: list[PlannedChange]
+    """The last ones, the newest first; the audit log has all of them."""
+
+
+@admin.get("/v1/admin/planner", "What the planner of replicas wants, and why", answer=PlannerAnswer)
+async def retrieve_planner(request: Request[Any, Any, Any]) -> PlannerAnswer:
+    configuration = services(request).configuration
+    view, mode = None, "off"
+    if configuration is not None:
+        mode = configuration.settings.fleet.planner.mode
+        view = PlannerView.read(Home(configuration.settings.home).planner_view)
+    if view is None:
+        return PlannerAnswer(mode=mode, at=None, models=[], changes=[])
+    return PlannerAnswer(mode=view.mode, at=view.at, models=view.models, changes=view.changes)
+
+
+routes = [retrieve_planner]

@@ -1,0 +1,153 @@
+"""Decisions keep to their bounds, follow the load, and do not flap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.fleet.planner.decision import Decision, PastNeed, PoolBounds, PoolObservation, decide
+from gateway.fleet.planner.sizing import PoolLoad, late_share, replicas_needed
+from gateway.lanes import Slo
+from tests.budget import examples
+
+SLO = Slo(ttft_s=1.0, tpot_s=0.05)
+NOTHING = PoolLoad(prompts_s=0, decodes_s=0, mean_prompt_s=0, residual_s=0, step_s=0.01)
+HOUR_S = 3600.0
+
+loads = st.builds(
+    PoolLoad,
+    prompts_s=st.floats(0, 20),
+    decodes_s=st.floats(0, 20),
+    mean_prompt_s=st.floats(0.001, 3),
+    residual_s=st.floats(0.001, 5),
+    step_s=st.floats(0, 0.1),
+)
+observations = st.builds(
+    PoolObservation,
+    now_s=st.just(0.0),
+    running=st.integers(0, 12),
+    load=loads,
+    start_s=st.floats(1, 300),
+    waiting_s=st.floats(0, 500),
+    batch_waiting_s=st.floats(0, 1e5),
+    kv_used=st.floats(0, 12),
+    late=st.floats(0, 100),
+    asked=st.floats(0, 100),
+    since_growth_s=st.floats(0, 1000),
+    idle_for_s=st.floats(0, 5000),
+    expects_some=st.booleans(),
+)
+bounds = st.builds(
+    lambda least, more, cooldown_s: PoolBounds(
+        least=least, most=max(1, least + more), slo=SLO, cooldown_s=cooldown_s
+    ),
+    st.integers(0, 4),
+    st.integers(0, 8),
+    st.floats(0, 900),
+)
+
+
+def run(seen: Sequence[PoolObservation], of: PoolBounds, interval_s: float = 5.0) -> list[Decision]:
+    """Decide again and again, each time with as many running as were wanted before."""
+    past: tuple[PastNeed, ...] = ()
+    decisions: list[Decision] = []
+    for number, each in enumerate(seen):
+        running = decisions[-1].wanted if decisions else max(1, of.least)
+        now = msgspec.structs.replace(each, now_s=number * interval_s, running=running)
+        decisions.append(decide(now, of, past))
+        past = decisions[-1].past
+    return decisions
+
+
+@given(seen=st.lists(observations, min_size=1, max_size=30), of=bounds)
+@settings(max_examples=examples(200))
+def test_never_below_the_least_or_above_the_most(
+    seen: list[PoolObservation], of: PoolBounds
+) -> None:
+    for decision in run(seen, of):
+        assert of.least <= decision.needed <= decision.wanted <= of.most
+        assert decision.reasons and decision.reasons[0].text
+
+
+@given(seen=st.lists(observations, min_size=2, max_size=60), of=bounds)
+@settings(max_examples=examples(200))
+def test_it_turns_around_once_a_cool_down(seen: list[PoolObservation], of: PoolBounds) -> None:
+    """Between a growth and the shrinking after it lies a whole cool-down, whatever is seen."""
+    grown_at_s, wanted = -HOUR_S, max(1, of.least)
+    for number, decision in enumerate(run(seen, of)):
+        if decision.wanted > wanted:
+            grown_at_s = 5.0 * number
+        elif decision.wanted < wanted:
+            assert 5.0 * number - grown_at_s >= of.cooldown_s - 1e-6
+        wanted = decision.wanted
+
+
+@given(seen=observations, of=bounds)
+@settings(max_examples=examples(200))
+def test_the_last_replica_stays_while_something_is_asked(
+    seen: PoolObservation, of: PoolBounds
+) -> None:
+    busy = msgspec.structs.replace(seen, idle_for_s=0.0)
+    assert decide(busy, of).wanted >= 1
+
+
+@given(seen=observations, of=bounds, factor=st.floats(1, 10))
+@settings(max_examples=examples(200))
+def test_more_load_never_needs_fewer(seen: PoolObservation, of: PoolBounds, factor: float) -> None:
+    load = msgspec.structs.replace(
+        seen.load,
+        prompts_s=factor * seen.load.prompts_s,
+        decodes_s=factor * seen.load.decodes_s,
+    )
+    more = msgspec.structs.replace(seen, load=load, waiting_s=factor * seen.waiting_s)
+    assert decide(more, of).needed >= decide(seen, of).needed
+
+
+@given(load=loads, replicas=st.integers(1, 30))
+@settings(max_examples=examples(200))
+def test_more_replicas_make_no_more_late(load: PoolLoad, replicas: int) -> None:
+    before, after = (late_share(load, SLO, number) for number in (replicas, replicas + 1))
+    assert 0 <= after <= before + 1e-12 <= 1 + 1e-9
+
+
+def test_what_is_needed_keeps_up_with_the_work() -> None:
+    load = PoolLoad(prompts_s=2.5, decodes_s=1.5, mean_prompt_s=0.2, residual_s=0.2, step_s=0.01)
+    needed = replicas_needed(load, SLO, 0.99, 64)
+    assert 5 <= needed <= 8 and late_share(load, SLO, needed) <= 0.01
+    assert late_share(load, SLO, 4) == 1.0
+    assert replicas_needed(NOTHING, SLO, 0.99, 64) == 0
+
+
+def test_a_model_at_zero_comes_and_goes() -> None:
+    of = PoolBounds(least=0, most=2, slo=SLO, cooldown_s=60, idle_s=600)
+    idle = PoolObservation(now_s=0, running=1, load=NOTHING, start_s=5, idle_for_s=599)
+    assert decide(idle, of).wanted == 1
+    late = msgspec.structs.replace(idle, idle_for_s=600.0)
+    assert decide(late, of).wanted == 0 and decide(late, of).reasons[0].cause in ("idle", "least")
+    usual = msgspec.structs.replace(late, expects_some=True)
+    assert decide(usual, of).reasons[0].cause == "usual" and decide(usual, of).wanted == 1
+
+
+def test_each_reason_is_told() -> None:
+    of = PoolBounds(least=1, most=9, slo=SLO, cooldown_s=60)
+    seen = PoolObservation(
+        now_s=0,
+        running=2,
+        load=NOTHING,
+        start_s=5,
+        waiting_s=42,
+        kv_used=1.9,
+        late=9,
+        asked=60,
+        batch_waiting_s=4000,
+    )
+    decision = decide(seen, of)
+    causes = {each.cause: each.replicas for each in decision.reasons}
+    assert causes == {"least": 1, "waiting": 2, "batches": 3, "kv": 3, "late": 3}
+    quiet = msgspec.structs.replace(seen, now_s=30.0, running=3, waiting_s=0, kv_used=0, late=0)
+    after = decide(msgspec.structs.replace(quiet, batch_waiting_s=0), of, decision.past)
+    assert (after.needed, after.wanted) == (1, 3)
+    assert after.reasons[0].cause == "cooldown" and "30 s of cool-down" in after.why
