@@ -204,7 +204,8 @@ class ServedModels:
         asked = self._asked_of(model, Home(settings.home))
         try:
             made = await asyncio.to_thread(make)
-            routes = tuple(msgspec.structs.replace(each, asked=asked) for each in made)
+            sleep = {"is_asleep": model.is_asleep, "wakes_in_s": model.wakes_in_s}
+            routes = tuple(msgspec.structs.replace(each, asked=asked, **sleep) for each in made)
             for replica in (each for route in routes for each in route.replicas):
                 await replica.start()
         except BaseException:
@@ -279,7 +280,9 @@ def engines_of(served: ServedModel) -> dict[str, EngineClient]:
 
 def expected(served: ServedModel) -> Iterable[EngineClient]:
     """Yield the engines of a model that are there, or will be: all but those that may join and have
-    not, whose sockets are missing."""
+    not, whose sockets are missing, and that of a model which is asleep."""
+    if served.model.is_asleep:
+        return
     for address, client in zip(served.model.engines, served.clients, strict=True):
         if address not in served.model.joined or Path(address.removeprefix("unix:")).exists():
             yield client

@@ -173,6 +173,10 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     asked: AskedWork | None = None
     """Counts what is asked of it and of all that the same engines serve; None: nobody plans by it.
     """
+    is_asleep: bool = False
+    """Its engines are started when somebody asks for it (`gateway.fleet.planner`)."""
+    wakes_in_s: float | None = None
+    """How long that took when it was last; None: nobody knows."""
     speaks_vllm: bool = False
     """Our engine does as vLLM's servers do where they do otherwise than OpenAI."""
 
@@ -271,7 +275,10 @@ class Fleet:
     def order(self, route: Route, affinity: bytes | None = None) -> Sequence[Replica]:
         """Return all that are not drained, healthy ones before failing ones. Engines of ours are
         ordered by `choose`; others are by what waits here for them, then drawn by weight. With an
-        affinity the draw is the same each time, and small differences of load count for nothing."""
+        affinity the draw is the same each time, and small differences of load count for nothing.
+        Whoever asks for the replicas of a model that is asleep wakes it."""
+        if route.is_asleep and route.asked is not None:
+            route.asked.note("interactive")
         if len(route.replicas) == 1:
             return route.replicas
         if are_viewed(route.replicas):

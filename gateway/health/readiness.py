@@ -153,7 +153,9 @@ class Readiness:
         self._draining = False
         self._redis_seen = False
         self._never_seen = {
-            route.model: route.replicas for route in fleet.routes if route.kind == "engine"
+            route.model: route.replicas
+            for route in fleet.routes
+            if route.kind == "engine" and not route.is_asleep
         }
         self._stores: dict[Kind, Store] = {"postgres": Store(), "redis": Store()}
         self._disk: Disk | None = None
@@ -166,7 +168,7 @@ class Readiness:
     def follow(self) -> None:
         """Take up what the fleet serves now. A model that came later is not waited for: while it is
         away the others are served."""
-        served = {route.model: route.replicas for route in self._fleet.routes}
+        served = {r.model: r.replicas for r in self._fleet.routes if not r.is_asleep}
         self._never_seen = {model: served[model] for model in self._never_seen if model in served}
         self._observations = self._shared_observations()
 
@@ -212,7 +214,7 @@ class Readiness:
         self.observe()
         found += [f"model {model}" for model in self._never_seen]
         if not any(
-            route.kind == "upstream" or may_serve(replica)
+            route.kind == "upstream" or route.is_asleep or may_serve(replica)
             for route in self._fleet.routes
             for replica in route.replicas
         ):
@@ -255,7 +257,7 @@ class Readiness:
                 last_error_at=store.last_error_at,
             )
         for route in self._fleet.routes:
-            for replica in route.replicas:
+            for replica in () if route.is_asleep else route.replicas:
                 yield replica_component(route.kind, replica)
 
     def _spool_component(self) -> Component:

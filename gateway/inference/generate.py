@@ -48,6 +48,11 @@ from gateway.limits.spending import to_nano
 log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 60.0
+MAX_WAKE_S = 120.0
+"""How long a request without a deadline waits."""
+LOOK_S = 0.05
+UNKNOWN_START_S = 30.0
+"""The `Retry-After` where no start was ever timed."""
 NOTHING_RAN = Outcome()
 
 
@@ -108,6 +113,8 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
     if call.principal.spend_caps:
         call = msgspec.structs.replace(call, request=under_a_cap(call.request))
     route = services.fleet.resolve(call.request.model, call.principal)
+    if route.is_asleep:
+        route = await awake(services, call, delivery, route)
     delivery.version = call.meter.version = services.fleet.version_of(call.request.model, route)
     key = affinity(call.request, call.principal)
     replicas = services.fleet.order(route, key)
@@ -145,6 +152,41 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
             await settle(services.limiter, admission, outcome.usage, record)
     if outcome.failure is not None:
         raise outcome.failure
+
+
+async def awake(
+    services: GenerationServices, call: GenerationCall, delivery: Delivery, route: Route
+) -> Route:
+    """Have a model started, wait for it as long as the request's first token may take, and return
+    its route as it is then.
+
+    Raises: ReplicaUnavailable, at once where the start is known to take longer than that; its
+    `Retry-After` is what is left of the start as far as is known. UnknownModel, NoSlot.
+    """
+    assert route.asked is not None, "a model that sleeps is counted"
+    route.asked.note(call.priority.lane)
+    deadline_s, start_s = call.current_priority.deadline_s, route.wakes_in_s
+    longest_s = MAX_WAKE_S if deadline_s is None else min(deadline_s, MAX_WAKE_S)
+    if start_s is not None and start_s > longest_s:
+        raise asleep(route, start_s)
+    began_s = time.monotonic()
+    while not delivery.abandoned and (route.is_asleep or not may_answer(route)):
+        waited_s = time.monotonic() - began_s
+        if waited_s >= longest_s:
+            raise asleep(route, (UNKNOWN_START_S if start_s is None else start_s) - waited_s)
+        await asyncio.sleep(LOOK_S)
+        route = services.fleet.resolve(call.request.model, call.principal)
+    return route
+
+
+def may_answer(route: Route) -> bool:
+    """Tell whether any replica can be reached: a worker may not have met one that just began."""
+    return any(each.health().available for each in route.replicas)
+
+
+def asleep(route: Route, left_s: float) -> ReplicaUnavailable:
+    what = f"{route.model} is asleep, and is being started"
+    return ReplicaUnavailable(what, retry_after_s=max(1.0, left_s))
 
 
 def note_asked(call: GenerationCall, route: Route, routed: RoutedRequest) -> None:

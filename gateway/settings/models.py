@@ -224,9 +224,7 @@ class EngineNumbers:
     def __init__(self, free: Iterator[int], free_joined: Iterator[int]) -> None:
         self._free, self._free_joined = free, free_joined
 
-    def take(
-        self, position: int, num_started: int, num_joined: int
-    ) -> tuple[list[int], list[int]]:
+    def take(self, position: int, num_started: int, num_joined: int) -> tuple[list[int], list[int]]:
         """Return those of the engines that are started for a model, and of those that may join."""
         started = [position, *islice(self._free, max(0, num_started - 1))][:num_started]
         return started, [*islice(self._free_joined, num_joined)]

@@ -133,7 +133,7 @@ def decide(seen: PoolObservation, bounds: PoolBounds, past: tuple[PastNeed, ...]
 def _reasons(seen: PoolObservation, bounds: PoolBounds) -> list[Reason]:
     """Return what is needed by each of the causes that say something; one at least."""
     load, most, late = seen.load, bounds.most, 1 - bounds.target
-    found = [Reason("least", bounds.least, f"the settings want {bounds.least} at least")]
+    found: list[Reason] = []
     arrivals = replicas_needed(load, bounds.slo, bounds.target, most)
     if arrivals:
         share = late_share(load, bounds.slo, arrivals)
@@ -160,6 +160,7 @@ def _reasons(seen: PoolObservation, bounds: PoolBounds) -> list[Reason]:
         found.append(Reason("late", seen.running + 1, text))
     if bounds.least == 0:
         found.append(_of_the_last(seen, bounds))
+    found.append(Reason("least", bounds.least, f"the settings want {bounds.least} at least"))
     return found
 
 

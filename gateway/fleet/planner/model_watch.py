@@ -17,7 +17,7 @@ from engine.protocol import ReplicaStatus, StepCosts
 from gateway.fleet.planner.decision import PoolObservation
 from gateway.fleet.planner.forecast import Forecast
 from gateway.fleet.planner.sizing import PoolLoad
-from gateway.fleet.predicted_time import StepPrice
+from gateway.fleet.predicted_time import UNTOLD, StepPrice
 from gateway.fleet.sent_work import AskedColumn
 
 MIX_S = 900.0
@@ -151,7 +151,7 @@ class ModelWatch:
         return fresh["requests"] / interval_s
 
     def _learn_costs(self, statuses: Sequence[ReplicaStatus]) -> None:
-        learnt = [each for each in statuses if each.costs != StepCosts()]
+        learnt = [each for each in statuses if each.costs != UNTOLD]
         if not learnt:
             return
         self._costs = costs = learnt[0].costs
@@ -176,7 +176,8 @@ class ModelWatch:
         """Return the seconds of one replica's work that wait, and those of batches."""
         urgent = batches = 0.0
         for status in statuses:
-            price = StepPrice.of(status)
+            costs = self._costs if status.costs == UNTOLD else status.costs
+            price = StepPrice.of(status, costs)
             for lane, each in status.lanes.items():
                 seconds = price.seconds(each.waiting_tokens, each.waiting_pairs)
                 if lane in URGENT:

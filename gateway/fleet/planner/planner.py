@@ -120,6 +120,9 @@ class Planner:
         await self._follow(models if config.mode != "off" else [], now_s)
         if config.mode == "off" or not models:
             self._home.planner_view.unlink(missing_ok=True)
+            for model in models:
+                if model.is_asleep:  # nobody would wake it
+                    await self._scale({model.name: 1}, {})
             return
         seen = {each.name: self._observe(each, now_s) for each in models}
         decisions = {

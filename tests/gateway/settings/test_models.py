@@ -257,7 +257,7 @@ def test_replicas_share_memory_and_processors() -> None:
         (ONE + "replicas = -2", "expected `int` >= 0"),
         (ONE + "replicas = 65", "expected `int` <= 64"),
         (ONE + "replicas = 'two'", "expected a number such as 2, or a range such as '1..4'"),
-        (ONE + "replicas = '1..2'\njoined = 1", "replicas: a range only without `joined`"),
+        (ONE + "replicas = '1..2'\njoined = 1", "a range only without `joined`"),
         (ONE + "engine = 'tcp:[::1]:1'\nreplicas = 2", "only for an engine that is started here"),
         (
             "[[model]]\nname = 'far'\nupstream = 'http://h/v1'\nreplicas = 2",

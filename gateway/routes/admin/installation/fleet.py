@@ -128,7 +128,7 @@ def replicas_of(request: AdminRequest) -> dict[str, FleetReplica]:
     joined = present_in(request.services.join_tokens.folder)
     for route in request.services.generation.fleet.routes:
         engines = request.services.engines.get(route.model, {})
-        for replica in route.replicas if route.parent is None else ():
+        for replica in route.replicas if route.parent is None and not route.is_asleep else ():
             engine = engines.get(replica.name)
             status = engine.status if engine is not None and engine.connected else None
             found[replica.name] = FleetReplica(

@@ -211,9 +211,12 @@ def found_version(request: AdminRequest, version: RegisteredVersion) -> FoundVer
 
 
 def serves(request: AdminRequest, served_by: str) -> bool:
-    """Tell whether a served model takes requests, as far as this worker knows."""
+    """Tell whether a served model takes requests, as far as this worker knows; one that is asleep
+    is woken by them."""
     route = request.services.generation.fleet.route_of(served_by)
-    return route is not None and any(each.health().available for each in route.replicas)
+    if route is None or route.is_asleep:
+        return route is not None
+    return any(each.health().available for each in route.replicas)
 
 
 def route_of(request: AdminRequest, name: str, field: str) -> Route:

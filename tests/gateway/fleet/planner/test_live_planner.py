@@ -127,3 +127,18 @@ async def test_a_dry_run_says_what_it_would_do(here: PlannedInstallation) -> Non
     async with here.traffic():
         await here.until(lambda: any(each.after == 3 for each in here.changes))
     assert here.num_running == 1 and not any(each.is_done for each in here.changes)
+
+
+async def test_a_model_goes_to_zero_and_is_back_when_it_is_asked_for(
+    here: PlannedInstallation,
+) -> None:
+    await here.begin(PENNY + 'replicas = "0..2"\n' + RANGE)
+    await here.until(lambda: here.num_running == 0)
+    await here.until(lambda: not here.running())
+    [route] = here.models.fleet.routes
+    assert route.is_asleep and route.asked is not None
+    here.models.fleet.order(route)
+    await here.until(lambda: not here.models.fleet.routes[0].is_asleep)
+    await here.ask()
+    assert [(each.before, each.after) for each in here.changes][:2] == [(1, 0), (0, 1)]
+    assert here.reload.settings.models[0].wakes_in_s is None
