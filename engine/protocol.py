@@ -306,8 +306,8 @@ class LaneStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_running: int = 0
     num_waiting: int = 0
     waiting_tokens: int = 0
-    """The prompt tokens, recomputed ones included, still to compute: of all waiting requests, as if
-    none were in the prefix cache, and of those under way."""
+    """The prompt tokens, recomputed ones included, still to compute: of all waiting requests, but
+    for those that were in the prefix cache when they came, and of those under way."""
     waiting_pairs: float = 0.0
     """The pairs that each of these makes with all before it (`StepCosts`)."""
     prefill_tokens_per_s: float = 0.0

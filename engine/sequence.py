@@ -144,6 +144,8 @@ class Sequence:
     finish_reason: FinishReason | None = None
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache when first scheduled; None before, frozen after."""
+    num_found: int = 0
+    """Leading tokens that the prefix cache had when it began to wait, the last time it did."""
     num_charged_tokens: int = 0
     """Leading ones of the prompt that its tenant was charged for, or that it found in the cache:
     what is computed again costs nothing."""

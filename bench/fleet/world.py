@@ -50,6 +50,8 @@ class RequestFate:
     """-1: it was refused."""
     cached: int = 0
     """Tokens of its prompt that were found in the cache when it started."""
+    num_found: int = 0
+    """Those that were in the cache when it came to the replica."""
     first_s: float = math.inf
     last_s: float = math.inf
     predicted_s: float | None = None
@@ -174,9 +176,11 @@ class SimulatedReplica:
         """Queue a request that came at `now_s` of its own clock, or during the step before that."""
         if not (self._waiting or self._prompts or self._ends):
             self.now_s = max(self.now_s, fate.asked.arrival_s)
+        fate.num_found = self._find(fate) * BLOCK_TOKENS
         self._waiting.append(fate)
-        self._waiting_tokens += fate.asked.input_length
-        self._waiting_pairs += fate.asked.input_length**2 / 2
+        missing = fate.asked.input_length - fate.num_found
+        self._waiting_tokens += missing
+        self._waiting_pairs += missing * (fate.num_found + missing / 2)
 
     def run(self, until_s: float) -> None:
         """Run all steps that begin before then."""
@@ -193,19 +197,24 @@ class SimulatedReplica:
     def _start_waiting(self) -> None:
         while self._waiting:
             fate = self._waiting[0]
-            most = (fate.asked.input_length - 1) // BLOCK_TOKENS
-            found = self.cache.cached_blocks(fate.asked.hash_ids[:most])
+            found = self._find(fate)
             if not self.cache.has_room(fate, found):
                 return
             budget = self._setup.max_step_tokens - len(self._ends)
             if sum(each.asked.input_length - each.computed for each in self._prompts) >= budget:
                 return
             self._waiting.popleft()
-            self._waiting_tokens -= fate.asked.input_length
-            self._waiting_pairs -= fate.asked.input_length**2 / 2
+            missing = fate.asked.input_length - fate.num_found
+            self._waiting_tokens -= missing
+            self._waiting_pairs -= missing * (fate.num_found + missing / 2)
             self.cache.start(fate, found)
             fate.cached = fate.computed = found * BLOCK_TOKENS
             self._prompts.append(fate)
+
+    def _find(self, fate: RequestFate) -> int:
+        """Return how many blocks of its prompt are cached now."""
+        most = (fate.asked.input_length - 1) // BLOCK_TOKENS
+        return self.cache.cached_blocks(fate.asked.hash_ids[:most])
 
     def _step(self) -> None:
         """Run a step with prompts."""

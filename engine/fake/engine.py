@@ -102,7 +102,7 @@ class _FakeRequest:
         self.request = request
         self.turn = (request.priority, number, 0)
         self.lane, self.tenant = request.lane, request.tenant
-        self.num_tokens = 0
+        self.num_tokens = self.num_found = 0
         self.deadline_s = math.inf
         self.is_paused = False
         self.alone = [
@@ -253,7 +253,7 @@ class FakeCore:
         self._respond = respond
         self._clock = clock
         self._share = FairShare()
-        self._waiting: WaitingRoom[_FakeRequest] = WaitingRoom(self._share)
+        self._waiting: WaitingRoom[_FakeRequest] = WaitingRoom(self._share, self._num_cached)
         self._deadlines = Deadlines(self._waits_until)
         self._queued: dict[str, _FakeRequest] = {}
         """Those that wait, and those that would if they were not paused."""
@@ -410,6 +410,10 @@ class FakeCore:
             fake.kept, fake.seen = found.kept, fake.seen if number else found.seen
             fake.cached_of[number] = found.cached_tokens
         self._charge(fake, INPUT_COST * (fake.num_tokens - sum(fake.cached_of.values())))
+
+    def _num_cached(self, fake: _FakeRequest) -> int:
+        alone = (fake.alone[number] for number in fake.answering)
+        return sum(map(self._cache.num_cached_tokens, alone))
 
     def _charge(self, fake: _FakeRequest, cost: int) -> None:
         self._share.charge(fake.lane, fake.tenant, fake.request.weight, cost)

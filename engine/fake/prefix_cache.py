@@ -47,6 +47,17 @@ class FakeCache:
     def num_cached_blocks(self) -> int:
         return len(self._prefixes)
 
+    def num_cached_tokens(self, request: EngineRequest) -> int:
+        """Return how many leading tokens `look_up` would find now. Changes nothing."""
+        if not self.enabled:
+            return 0
+        prompt, found = request.prompt_token_ids, 0
+        for digest in _digests(root_digest(request.cache_namespace), prompt[:-1]):
+            if digest not in self._prefixes:
+                break
+            found += BLOCK_SIZE
+        return found
+
     def look_up(self, request: EngineRequest) -> PrefixMatch:
         """Find the longest remembered prefix in whole blocks, and remember this prompt's own."""
         breakpoints, kept = request.breakpoints, NOTHING_KEPT

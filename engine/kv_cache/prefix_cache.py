@@ -140,6 +140,10 @@ class PrefixCache:
         held = [self._block_of[digest] for digest in seq.block_digests[first:longest]]
         return [FREED] * first + held
 
+    def num_cached_tokens(self, seq: Sequence) -> int:
+        """Return how many leading tokens `seq` would skip if it started now. O(these)."""
+        return len(self.match(seq)) * self.block_size
+
     def prompt_digests(self, seq: Sequence) -> list[bytes]:
         """Return the digests of the salt, then of each full block of the prompt."""
         num_full = seq.num_prompt_tokens // self.block_size

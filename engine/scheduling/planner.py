@@ -68,7 +68,7 @@ class Planner:
         self._whole_prompts = whole_prompts
         self.share = share
         self.running = RunningSequences(self.share)
-        self.waiting: WaitingRoom[Sequence] = WaitingRoom(self.share)
+        self.waiting: WaitingRoom[Sequence] = WaitingRoom(self.share, cache.num_cached_tokens)
         self.lanes = Lanes(
             self.share,
             limits,

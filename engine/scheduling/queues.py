@@ -22,6 +22,9 @@ _SLACK = 64
 class Waiter(Protocol):
     """Nothing of it changes while it waits."""
 
+    num_found: int
+    """Those of its tokens that were cached when it began to wait: it is likely to skip them."""
+
     @property
     def lane(self) -> Lane: ...
 
@@ -43,17 +46,25 @@ def _turn(waiter: Waiter) -> tuple[int, int, int]:
     return waiter.turn
 
 
+def _pairs(waiter: Waiter) -> float:
+    """Return the pairs that the tokens to compute make with all before them: half the difference
+    of two squares, which a float holds and adds up without an error."""
+    return (waiter.num_tokens**2 - waiter.num_found**2) / 2
+
+
 class WaitingRoom(Generic[W]):
     """The queues of what waits; the tenant of what is added has been entered in `share` before.
     Each tenant's are kept in order of priority, then of arrival: what was preempted waits before
     what came later.
     """
 
-    def __init__(self, share: FairShare) -> None:
-        self._share = share
+    def __init__(self, share: FairShare, num_cached: Callable[[W], int]) -> None:
+        """num_cached: returns how many of a waiter's tokens are cached now, but for its last."""
+        self._share, self._num_cached = share, num_cached
         self._queues: dict[Lane, dict[str, list[W]]] = {lane: {} for lane in LANE_WEIGHTS}
         self._num_waiting = 0
         self.num_tokens: dict[Lane, int] = dict.fromkeys(LANE_WEIGHTS, 0)
+        """Tokens to compute: all but those found in the cache."""
         self.num_pairs: dict[Lane, float] = dict.fromkeys(LANE_WEIGHTS, 0.0)
         """Pairs of each of these tokens with all before it."""
 
@@ -78,8 +89,9 @@ class WaitingRoom(Generic[W]):
             insort(queue, waiter, key=_turn)
         self._share.wait(lane, tenant)
         self._num_waiting += 1
-        self.num_tokens[lane] += waiter.num_tokens
-        self.num_pairs[lane] += waiter.num_tokens**2 / 2
+        waiter.num_found = self._num_cached(waiter)
+        self.num_tokens[lane] += waiter.num_tokens - waiter.num_found
+        self.num_pairs[lane] += _pairs(waiter)
 
     def remove(self, waiter: W) -> bool:
         """False when it is not here."""
@@ -98,8 +110,8 @@ class WaitingRoom(Generic[W]):
             del queues[tenant]
         self._share.unwait(lane, tenant)
         self._num_waiting -= 1
-        self.num_tokens[lane] -= waiter.num_tokens
-        self.num_pairs[lane] -= waiter.num_tokens**2 / 2
+        self.num_tokens[lane] -= waiter.num_tokens - waiter.num_found
+        self.num_pairs[lane] -= _pairs(waiter)
         return True
 
     def first(self, *, beside: Collection[Lane] = ()) -> W | None:
@@ -121,10 +133,13 @@ class WaitingRoom(Generic[W]):
             for tenant, queue in queues.items():
                 assert queue == sorted(queue, key=_turn), "a queue is out of order"
                 assert all((w.lane, w.tenant) == (lane, tenant) for w in queue), "wrong queue"
-            total = sum(waiter.num_tokens for queue in queues.values() for waiter in queue)
+            waiters = [waiter for queue in queues.values() for waiter in queue]
+            assert all(0 <= w.num_found < w.num_tokens for w in waiters), "more found than may be"
+            total = sum(w.num_tokens - w.num_found for w in waiters)
             assert self.num_tokens[lane] == total, f"lane {lane}: tokens miscounted"
-            squares = (w.num_tokens**2 / 2 for queue in queues.values() for w in queue)
-            assert self.num_pairs[lane] == sum(squares), f"lane {lane}: pairs miscounted"
+            assert self.num_pairs[lane] == sum(map(_pairs, waiters)), (
+                f"lane {lane}: pairs miscounted"
+            )
 
 
 class Deadlines:

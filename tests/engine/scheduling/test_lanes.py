@@ -448,6 +448,25 @@ def test_status_tells_what_waits_and_how_fast_it_goes() -> None:
     assert batch.prefill_tokens_per_s == pytest.approx(32.0), "nobody waited since"
 
 
+def test_what_was_cached_when_a_request_came_does_not_count_as_waiting() -> None:
+    scheduler = make()
+    scheduler.add(request("first", [7] * 41))
+    assert waiting(scheduler) == (41, 41**2 / 2), "nothing is cached yet"
+    drain(scheduler)
+    scheduler.add(request("again", [7] * 41))
+    assert waiting(scheduler) == (1, (41**2 - 40**2) / 2)
+    scheduler.add(request("longer", [7] * 61))
+    assert waiting(scheduler)[0] == 1 + 21
+    scheduler.abort("again")
+    scheduler.abort("longer")
+    assert waiting(scheduler) == (0, 0.0)
+
+
+def waiting(scheduler: Scheduler) -> tuple[int, float]:
+    lane = scheduler.lanes()["interactive"]
+    return lane.waiting_tokens, lane.waiting_pairs
+
+
 def test_preempted_ones_wait_in_their_lane() -> None:
     scheduler = crowded()
     add(scheduler, "i", 8, max_tokens=2)
@@ -457,4 +476,5 @@ def test_preempted_ones_wait_in_their_lane() -> None:
     victim = sequence_of(scheduler, "b1")
     assert victim.status is SequenceStatus.WAITING
     assert (lanes["batch"].num_running, lanes["batch"].num_waiting) == (1, 1)
-    assert lanes["batch"].waiting_tokens == victim.num_tokens
+    assert victim.num_found == 16, "nobody has taken its blocks yet"
+    assert lanes["batch"].waiting_tokens == victim.num_tokens - victim.num_found
