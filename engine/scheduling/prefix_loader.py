@@ -374,6 +374,13 @@ class PrefixLoader:
         self.hit_tokens += brought
         return brought
 
+    def keep(self, seq: Sequence, num_tokens: int) -> None:
+        """Count leading tokens of a prompt that was just started as used again: a lease was asked
+        for on them."""
+        if self._used is not None:
+            num_blocks = num_tokens // self._cache.block_size
+            self._worth[seq.key] = max(self._worth.get(seq.key, 0), num_blocks)
+
     def computed(self, seq: Sequence) -> None:
         """Queue those of its blocks to be written that are registered and worth it."""
         key = seq.key

@@ -512,6 +512,9 @@ class Scheduler:
             self._lanes.queues[seq.lane].give_back(seq.tenant)
             if state.breakpoints:
                 state.kept = self._keep(seq, state.breakpoints)
+                if self._loader is not None:
+                    kept = state.kept.kept_tokens + sum(state.kept.written_tokens)
+                    self._loader.keep(seq, kept)
 
     def _keep(self, seq: Sequence, breakpoints: tuple[Breakpoint, ...]) -> KeptTokens:
         """Keep nothing of a sliding window, whose beginning is given back while it is computed:

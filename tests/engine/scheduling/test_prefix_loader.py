@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engine.prefix_digests import block_digests, root_digest
+from engine.protocol import Breakpoint
 from engine.scheduling.prefix_loader import PrefixLoader, _Rest
 from engine.scheduling.tier_writer import STUCK_S
 from engine.tiers.host import HostTier
@@ -216,6 +218,24 @@ def test_what_two_want_is_read_once() -> None:
     assert tier.num_read == 4, "one block short of the prompt's end"
     loader = after.scheduler._loader
     assert loader is not None and loader.hit_tokens == {"disk": 16}, "the second found it cached"
+
+
+def test_what_a_lease_keeps_is_written_though_it_is_asked_for_once() -> None:
+    rng = random.Random(1)
+    tier = MemoryTier(rng)
+    changes = {"spare_blocks": 6, "max_seqs": 4, "max_tokens": 24, "ahead": False, "limits": None}
+    world = make_tiered(rng, tier, **changes)
+    leases, loader = world.scheduler.cache.leases, world.scheduler._loader
+    assert loader is not None
+    marks = tuple(Breakpoint(num_tokens=number, ttl_s=300.0) for number in (8, 16))
+    for number, room in enumerate((0, 2)):
+        leases.max_blocks_per_tenant = room
+        world.add(request(f"r{number}", PROMPTS[2 * number], turn={"breakpoints": marks}))
+        world.drain(lambda: 1)
+        while loader.has_writes:
+            loader.write()
+    assert leases.num_blocks == 2, "there was no room for the second breakpoint, nor for another"
+    assert [*tier.kept] == block_digests(root_digest(""), PROMPTS[2][:8], BLOCK_SIZE)
 
 
 @pytest.mark.parametrize("room", [0, 1, 3])
