@@ -41,7 +41,8 @@ MAX_STAGES = 256
 
 class Stage(msgspec.Struct, gc=False):
     """One stage, as long as a `with` block. `about`: what it was done with: of an attempt the name
-    of the replica, of a call `server/tool`, of a message its method and what that names."""
+    of the replica, of a prefill the tokens that were cached, by where (`pool 896, tier 128`), of a
+    call `server/tool`, of a message its method and what that names."""
 
     name: StageName
     began_at: float

@@ -27,6 +27,19 @@ CAUSES: tuple[CacheCause, ...] = get_args(CacheCause)
 UNBROKEN: tuple[CacheCause, ...] = ("intact", "unknown")
 
 
+class CachedTokens(msgspec.Struct, frozen=True):
+    """The tokens of a prompt that were not computed, by where they were found: in the engine's KV
+    cache, in a tier below it (host memory or disk), or at another engine."""
+
+    pool: int = 0
+    tier: int = 0
+    fetched: int = 0
+
+    def __str__(self) -> str:
+        told = {"pool": self.pool, "tier": self.tier, "fetched": self.fetched}
+        return ", ".join(f"{name} {number}" for name, number in told.items() if number)
+
+
 class CacheOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why so much of a prompt was read from the cache and no more.
 
@@ -40,6 +53,8 @@ class CacheOutcome(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = ""
     """A digest of how the prompt begins, by which nobody can tell what it is who does not know the
     namespace; empty: it is shorter than that."""
+    found: CachedTokens = CachedTokens()
+    """Of all its prompts."""
 
 
 FinishReason = Literal["stop", "length", "content_filter", "tool_calls", "function_call"]

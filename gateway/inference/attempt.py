@@ -152,7 +152,7 @@ class ReplicaAttempt:
             CURRENT_ATTEMPT.set(stage)  # of this task, which the application owns
             outcome = await self._run()
             if self.cache is not None:
-                stage.cache_cause = self.cache.cause
+                self.call.meter.found_cached(stage, self.cache)
             if self.delivery.was_left:
                 stage.outcome = "left"
             elif self.is_overtaken and outcome.usage is None:

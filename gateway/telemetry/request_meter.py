@@ -136,6 +136,15 @@ class RequestMeter:
             self.stages.add(Stage("prefill", min(self._begun_at, now), now, within=attempt))
             self._decode = self.stages.add(Stage("decode", now, now, within=attempt))
 
+    def found_cached(self, attempt: Stage, outcome: CacheOutcome) -> None:
+        """Note in the stages of an attempt, which has ended, what of its prompt was cached, where,
+        and why no more."""
+        attempt.cache_cause = outcome.cause
+        if found := str(outcome.found):
+            for stage in self.stages:
+                if stage.name == "prefill" and stage.within is attempt:
+                    stage.about = found
+
     def _check_prediction(self, took_s: float) -> None:
         if self.on_first_token is None:
             return

@@ -308,6 +308,8 @@ def describe(name: str, about: str, route: str, *, is_upstream: bool = False) ->
             return StageSpan(method, SpanKind.CLIENT, attributes)
         case "route":
             return StageSpan(name, SpanKind.INTERNAL, {names.ROUTE_CHOICE: about})
+        case "prefill":
+            return StageSpan(name, SpanKind.INTERNAL, {names.CACHE_FOUND: about} if about else {})
         case _:
             attributes = {names.REPLICA: about} if about else {}
             return StageSpan(name, SpanKind.INTERNAL, attributes)

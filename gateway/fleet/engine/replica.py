@@ -89,7 +89,7 @@ from gateway.fleet.replica import (
 )
 from gateway.fleet.sent_work import SentWork
 from gateway.generate_request import ChatPrompt, GenerateRequest, ToTokenize, WrittenIds, bounded_to
-from gateway.generation_events import CacheOutcome, ReplicaEvent
+from gateway.generation_events import CachedTokens, CacheOutcome, ReplicaEvent
 from gateway.lanes import Priority
 from gateway.request_errors import BadField, ContextTooLong, UnsupportedField
 
@@ -595,8 +595,16 @@ def with_outcome(
         return event
     prompt = job.request.prompt_token_ids
     cause, position = outcome_of(here, len(prompt), usage.seen, event.usage.cache_read)
-    found = CacheOutcome(cause=cause, position=position, prefix=prefix_digest(namespace, prompt))
-    return msgspec.structs.replace(event, cache=found)
+    elsewhere = usage.tier_tokens + usage.fetched_tokens
+    outcome = CacheOutcome(
+        cause=cause,
+        position=position,
+        prefix=prefix_digest(namespace, prompt),
+        found=CachedTokens(
+            usage.cached_tokens - elsewhere, usage.tier_tokens, usage.fetched_tokens
+        ),
+    )
+    return msgspec.structs.replace(event, cache=outcome)
 
 
 def prompt_size(prompt: ChatPrompt) -> int:

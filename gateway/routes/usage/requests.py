@@ -20,8 +20,10 @@ from billing.errors import MoneyError
 from billing.ledger.tags import to_tag
 from billing.money import format_usd, usd
 from gateway.db import tenant
+from gateway.generation_events import CachedTokens
 from gateway.principal import SCOPE_USAGE_READ
 from gateway.request_errors import BadField
+from gateway.request_log.route_choice import RouteChoice, choices_of, found_of
 from gateway.request_log.search import (
     FoundPage,
     FoundRequest,
@@ -170,12 +172,16 @@ class RequestList(msgspec.Struct, frozen=True, kw_only=True):
 
 class WholeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request whole. `log` is null once its row is gone (`keep_days`), `bill` as long as nothing
-    was used."""
+    was used. `routing`: of each of its generations that could have gone to several replicas, why
+    it went where it did. `found_cached`: where each attempt that came to a first token found the
+    tokens of its prompt that it did not compute."""
 
     id: str
     object: str = "request.details"
     log: LoggedRequest | None
     stages: Sequence[StageView]
+    routing: Sequence[RouteChoice]
+    found_cached: Sequence[CachedTokens]
     bill: GenerationData | None
 
 
@@ -221,6 +227,8 @@ async def retrieve_request(
         id=f"req_{digits}",
         log=None if row is None else to_view(row),
         stages=[] if row is None else [to_stage(*each) for each in row.stages],
+        routing=[] if row is None else choices_of(row.stages),
+        found_cached=[] if row is None else found_of(row.stages),
         bill=None if known is None else to_generation(known).data,
     )
     return Response(encode(whole), media_type=JSON)

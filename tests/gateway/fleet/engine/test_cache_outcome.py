@@ -39,7 +39,7 @@ from gateway.generate_request import (
     PlainForward,
     WrittenIds,
 )
-from gateway.generation_events import CacheOutcome, MeteredUsage
+from gateway.generation_events import CachedTokens, CacheOutcome, MeteredUsage
 from gateway.lanes import Priority
 from gateway.wire.openai.from_chat import from_openai
 from tests.budget import examples
@@ -153,7 +153,10 @@ async def test_another_process_in_its_place_has_nothing_of_what_went_to_the_one_
     assert (told.cause, told.position, used.cache_read) == ("restarted", 40, 32)
     assert (await served.ask(long))[0].cause == "intact"
     assert (await served.ask([*long[:200], 5]))[0] == CacheOutcome(
-        cause="changed", position=200, prefix=prefix_digest("salt", long)
+        cause="changed",
+        position=200,
+        prefix=prefix_digest("salt", long),
+        found=CachedTokens(pool=192),
     )
 
 

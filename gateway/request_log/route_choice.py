@@ -1,0 +1,78 @@
+"""Reads what the stages of a request say of its way: `route`, why its replica was chosen among
+several and what was predicted of each (`gateway.fleet.routing.explain` writes it); `prefill`, where
+cached tokens were found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from gateway.generation_events import CachedTokens
+
+CANDIDATE = re.compile(
+    r"(?P<replica>\S+) in (?P<predicted_s>\S+) s(?: with (?P<cached>\d+))?"
+    r"(?: and (?P<fetched>\d+) of (?P<fetched_from>\S+))?"
+)
+
+
+class RouteCandidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica that a request could have gone to. `replica`: the number with which its name ends.
+    `cached_tokens`: of the prompt, in the replica's own cache; `fetched_tokens`: more of them that
+    it would have read from the cache of `fetched_from`."""
+
+    replica: str
+    predicted_ttft_s: float
+    cached_tokens: int
+    fetched_tokens: int
+    fetched_from: str | None
+
+
+class RouteChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The choice of a replica for one generation. `reason`: cached, least_work, spread or key.
+    `candidates`: the chosen one first, then those that would have been asked after it."""
+
+    reason: str
+    candidates: list[RouteCandidate]
+
+
+def choices_of(stages: Iterable[tuple[Any, ...]]) -> list[RouteChoice]:
+    """Return the choices made for a request: one for each of its generations for which there was
+    more than one replica."""
+    found = (read_choice(str(about)) for name, _, _, about, *_ in stages if name == "route")
+    return [each for each in found if each is not None]
+
+
+def found_of(stages: Iterable[tuple[Any, ...]]) -> list[CachedTokens]:
+    """Return what each attempt of a request found cached, of those that came to a first token."""
+    return [read_found(str(about)) for name, _, _, about, *_ in stages if name == "prefill"]
+
+
+def read_found(text: str) -> CachedTokens:
+    """Read what `str` of it says."""
+    parts = (each.rpartition(" ") for each in text.split(", "))
+    numbers = {name: int(number) for name, _, number in parts if number.isdecimal()}
+    return CachedTokens(*(numbers.get(name, 0) for name in CachedTokens.__struct_fields__))
+
+
+def read_choice(text: str) -> RouteChoice | None:
+    """Return what a stage says; None: it says nothing of the kind."""
+    reason, *told = text.split(", ")
+    read = [CANDIDATE.fullmatch(each) for each in told]
+    candidates = [to_candidate(each) for each in read if each is not None]
+    if not candidates or len(candidates) < len(told):
+        return None
+    return RouteChoice(reason=reason, candidates=candidates)
+
+
+def to_candidate(found: re.Match[str]) -> RouteCandidate:
+    return RouteCandidate(
+        replica=found["replica"],
+        predicted_ttft_s=float(found["predicted_s"]),
+        cached_tokens=int(found["cached"] or 0),
+        fetched_tokens=int(found["fetched"] or 0),
+        fetched_from=found["fetched_from"],
+    )
