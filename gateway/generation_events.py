@@ -54,7 +54,7 @@ class CacheOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """A digest of how the prompt begins, by which nobody can tell what it is who does not know the
     namespace; empty: it is shorter than that."""
     found: CachedTokens = CachedTokens()
-    """Of all its prompts."""
+    """Counts the cached tokens of all its prompts by where they were found."""
 
 
 FinishReason = Literal["stop", "length", "content_filter", "tool_calls", "function_call"]

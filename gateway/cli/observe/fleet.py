@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
 import click
 
 from foundation.periods import to_minute
+from gateway.cli.observe.fleet_explain import explain
+from gateway.cli.observe.fleet_top import seconds, top
 from gateway.cli.observe.join_tokens import token
 from gateway.cli.shared.tables import Column, Output, show, with_output
-from gateway.cli.shared.target import ROWS, Gateway, examples, with_gateway
+from gateway.cli.shared.target import ROWS, Gateway, GatewayError, examples, with_gateway
 
 PATH = "/v1/admin/fleet"
 PLANNER = "/v1/admin/planner"
 SERVING, VACANT = "serving", "vacant"
+MOST_NAMED = 32
+"""Replicas named where somebody asks for one that is none."""
 
 
 def percent(share: float | None) -> str:
@@ -34,17 +39,15 @@ COLUMNS = (
     Column("WAITING", "num_waiting", "number"),
     Column("KV USED", "kv_used", "number", show=lambda row: percent(row["kv_used"])),
     Column("HIT RATE", "hit_rate", "number", show=lambda row: percent(row["hit_rate"])),
-    Column(
-        "PREFILL TOK/S",
-        "prefill_tokens_per_s",
-        "number",
-        show=lambda row: whole(row["prefill_tokens_per_s"]),
-    ),
+    Column("PREFILL TOK/S", "prefill_tokens_per_s", "number",
+           show=lambda row: whole(row["prefill_tokens_per_s"])),
     Column("HOST", "host", show=lambda row: row["host"] or "-", gives_way=True),
+    Column("TTFT 1K", "predicted_ttft_s", "number", True,
+           lambda row: seconds(row["predicted_ttft_s"])),
     Column("MODEL", "model", gives_way=True),
     Column("SINCE", "since", "time", gives_way=True, show=lambda row: to_minute(row["since"])),
     Column("ENGINE", "engine_id", "id", gives_way=True),
-)
+)  # fmt: skip
 
 
 PLANNED = (
@@ -70,7 +73,8 @@ def fleet() -> None:
     """Show the replicas of all models and what the planner wants, and drain one."""
 
 
-fleet.add_command(token)
+for each in (token, explain, top):
+    fleet.add_command(each)
 
 
 @fleet.command(epilog=examples("tollgate fleet status", "tollgate fleet status --wide"))
@@ -81,9 +85,14 @@ async def status(gateway: Gateway, rows: int, output: Output) -> None:
     """Show each replica: how full it is, how often its cache has what is asked, how fast it is.
 
     An engine's figures are its own, since its start; an upstream's are of the worker that answers.
+    TTFT 1K: the predicted time to the first token of an interactive prompt of 1,024 tokens, none of
+    them cached. HOST: the machine of an engine that joined.
     """
     found = await gateway.rows(PATH, rows)
-    show(found, COLUMNS, output, empty="No model is served.")
+    shown: Sequence[Column] = COLUMNS
+    if output.form == "table" and not any(each["host"] for each in found):
+        shown = [each for each in COLUMNS if each.key != "host"]
+    show(found, shown, output, empty="No model is served.")
     if output.form == "table":
         planner = await gateway.get(PLANNER)
         for line in (*incomplete(found), *map(decision_of, planner["models"])):
@@ -164,5 +173,12 @@ async def undrain(gateway: Gateway, replica: str) -> None:
 
 async def change(gateway: Gateway, replica: str, *, drained: bool) -> None:
     """Raises: GatewayError."""
-    found = await gateway.send("PATCH", f"{PATH}/{quote(replica)}", {"drained": drained})
+    try:
+        found = await gateway.send("PATCH", f"{PATH}/{quote(replica)}", {"drained": drained})
+    except GatewayError as error:
+        if error.http_status != HTTPStatus.NOT_FOUND:
+            raise
+        names = [each["id"] for each in await gateway.rows(PATH, MOST_NAMED)]
+        there = f"there are {', '.join(names)}" if names else "no model is served"
+        raise GatewayError(f"{replica}: no such replica; {there}", status=2) from None
     click.echo(f"{found['id']} is {found['state']}, {found['num_running']} requests run there.")

@@ -23,6 +23,7 @@ from gateway.console.tables import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 GAP = 2
 ABSENT = "-"
@@ -32,10 +33,13 @@ SHORT_ID = 6
 STYLES = {
     "ready": "green",
     "ok": "green",
+    "serving": "green",
     "paid": "green",
     "degraded": "yellow",
     "warning": "yellow",
     "draft": "yellow",
+    "draining": "yellow",
+    "drained": "yellow",
     "unready": "red",
     "fails": "red",
     "past_due": "red",
@@ -208,10 +212,16 @@ def _shortened(text: str, length: int) -> str:
 
 
 def print_table(table: TableLayout, console: Console) -> None:
+    for line in styled_lines(table):
+        console.print(line)
+
+
+def styled_lines(table: TableLayout) -> list[Text]:
+    """Return the head and the rows, with the colours of states."""
     from rich.text import Text
 
     head = [_padded(title, kind, width) for title, kind, width, _ in table.columns]
-    console.print(Text((" " * GAP).join(head).rstrip(), style="bold"))
+    lines = [Text((" " * GAP).join(head).rstrip(), style="bold")]
     for number in range(len(table.columns[0][3])):
         line = Text()
         for position, (_, kind, width, texts) in enumerate(table.columns):
@@ -220,7 +230,8 @@ def print_table(table: TableLayout, console: Console) -> None:
                 line.append(" " * GAP)
             line.append(_padded(text, kind, width), style=STYLES.get(text, ""))
         line.rstrip()
-        console.print(line)
+        lines.append(line)
+    return lines
 
 
 def _padded(text: str, kind: Kind, width: int) -> str:

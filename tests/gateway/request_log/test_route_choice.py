@@ -1,4 +1,4 @@
-"""What the stage `route` says is read back as it was written."""
+"""Reads back what the stage `route` says, as it was written."""
 
 from __future__ import annotations
 

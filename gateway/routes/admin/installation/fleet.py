@@ -11,10 +11,11 @@ from typing import Literal
 
 import msgspec
 
-from engine.protocol import ReplicaStatus
+from engine.protocol import Lane, ReplicaStatus
 from gateway.audit.log import record
 from gateway.fleet.joining.joined_engines import present_in
-from gateway.fleet.replica import Replica, ReplicaHealth
+from gateway.fleet.predicted_time import UNTOLD, Prompt
+from gateway.fleet.replica import Replica, ReplicaHealth, is_viewed
 from gateway.fleet.router import Route
 from gateway.health.component import GOOD, Component, State, since_of
 from gateway.routes.shared.access import needs
@@ -25,6 +26,36 @@ from gateway.wire.shared.page_query import PageQuery
 
 PATH = "/v1/admin/fleet"
 ONE = f"{PATH}/{{replica:path}}"
+SAMPLE = Prompt.of(1024, 0)
+"""The prompt by whose predicted time replicas are compared."""
+
+
+class FleetLane(msgspec.Struct, frozen=True, kw_only=True):
+    """A lane of an engine. `waiting_tokens`: of prompts, still to compute."""
+
+    num_running: int
+    num_waiting: int
+    waiting_tokens: int
+
+
+class PromptTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens of an engine's prompts since its start, by where they came from: the KV cache,
+    host memory, disk, other engines, or the model that computed them."""
+
+    pool: int
+    host: int
+    disk: int
+    fetched: int
+    computed: int
+
+
+class LearntCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """The seconds that an engine has learnt of its steps: of each step, and in it of each sequence
+    that decodes and of each token of a prompt."""
+
+    step_s: float
+    decode_s: float
+    prompt_token_s: float
 
 
 class FleetReplicaView(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +81,15 @@ class FleetReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens_per_s: float | None
     """The speed at which it computed prompts lately, in its fastest lane; null: it has computed
     none."""
+    lanes: dict[Lane, FleetLane] | None
+    prompt_tokens: PromptTokens | None
+    generated_tokens: int | None
+    """Since its start."""
+    costs: LearntCosts | None
+    """Null: it has learnt none yet."""
+    predicted_ttft_s: float | None
+    """The predicted time to the first token of an interactive prompt of 1,024 tokens, none of them
+    cached, if it came now."""
     max_model_len: int | None
     host: str | None
     """The machine from which its engine joined; null: it was started elsewise, or is away."""
@@ -87,6 +127,11 @@ def to_view(each: FleetReplica) -> FleetReplicaView:
         kv_used=None if status is None else status.kv_cache_usage,
         hit_rate=None if status is None else hit_rate_of(status),
         prefill_tokens_per_s=None if status is None else prefill_speed_of(status),
+        lanes=None if status is None else lanes_of(status),
+        prompt_tokens=None if status is None else prompt_tokens_of(status),
+        generated_tokens=None if status is None else status.generated_tokens,
+        costs=None if status is None else costs_of(status),
+        predicted_ttft_s=None if status is None else predicted_ttft_s(each.replica),
         max_model_len=None if status is None else status.max_model_len,
         host=each.host,
     )
@@ -103,6 +148,45 @@ def hit_rate_of(status: ReplicaStatus) -> float | None:
     return status.prefix_cache_hit_tokens / asked if asked else None
 
 
+def lanes_of(status: ReplicaStatus) -> dict[Lane, FleetLane]:
+    return {
+        name: FleetLane(
+            num_running=lane.num_running,
+            num_waiting=lane.num_waiting,
+            waiting_tokens=lane.waiting_tokens,
+        )
+        for name, lane in status.lanes.items()
+    }
+
+
+def prompt_tokens_of(status: ReplicaStatus) -> PromptTokens:
+    hits, elsewhere = status.prefix_cache_hit_tokens, status.host_hit_tokens
+    elsewhere += status.tier_hit_tokens + status.fetched_tokens
+    return PromptTokens(
+        pool=hits - elsewhere,
+        host=status.host_hit_tokens,
+        disk=status.tier_hit_tokens,
+        fetched=status.fetched_tokens,
+        computed=status.prefix_cache_query_tokens - hits,
+    )
+
+
+def costs_of(status: ReplicaStatus) -> LearntCosts | None:
+    costs = status.costs
+    if costs == UNTOLD:
+        return None
+    return LearntCosts(
+        step_s=costs.step_s, decode_s=costs.decode_s, prompt_token_s=costs.prompt_token_s
+    )
+
+
+def predicted_ttft_s(replica: Replica) -> float | None:
+    """Return what is predicted of SAMPLE; None: nobody knows."""
+    if not is_viewed(replica) or not replica.view.price.is_learnt:
+        return None
+    return replica.view.seconds_to_first_token(SAMPLE, "interactive")
+
+
 def prefill_speed_of(status: ReplicaStatus) -> float | None:
     return max((each.prefill_tokens_per_s for each in status.lanes.values()), default=0.0) or None
 
@@ -116,7 +200,8 @@ fleet = AdminResource[FleetReplica](
     show=to_view,
     unsteady=(
         *("since", "engine_id", "num_running", "num_waiting", "kv_used", "hit_rate"),
-        *("prefill_tokens_per_s", "max_model_len", "host"),
+        *("prefill_tokens_per_s", "max_model_len", "host", "lanes", "prompt_tokens"),
+        *("generated_tokens", "costs", "predicted_ttft_s"),
     ),
     checks_ids=False,
 )

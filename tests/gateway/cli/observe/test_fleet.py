@@ -46,6 +46,14 @@ def replica(name: str, **fields: Any) -> dict[str, Any]:
         "kv_used": 0.25,
         "hit_rate": 0.815,
         "prefill_tokens_per_s": 1830.4,
+        "lanes": {
+            lane: {"num_running": 1, "num_waiting": number, "waiting_tokens": 100 * number}
+            for number, lane in enumerate(("interactive", "agentic", "batch"))
+        },
+        "prompt_tokens": {"pool": 60, "host": 10, "disk": 0, "fetched": 10, "computed": 20},
+        "generated_tokens": 500,
+        "costs": {"step_s": 0.002, "decode_s": 0.001, "prompt_token_s": 0.0003},
+        "predicted_ttft_s": 0.31,
         "max_model_len": 2048,
         "host": None,
         **fields,
@@ -60,6 +68,11 @@ AWAY = replica(
     kv_used=None,
     hit_rate=None,
     prefill_tokens_per_s=None,
+    lanes=None,
+    prompt_tokens=None,
+    generated_tokens=None,
+    costs=None,
+    predicted_ttft_s=None,
 )
 
 
@@ -79,7 +92,8 @@ def test_each_replica_has_a_row_and_a_model_that_lacks_one_a_line(gateway: FakeG
     assert head.split()[:8] == "REPLICA STATE RUNNING WAITING KV USED HIT RATE".split()
     assert penny.split()[:7] == ["penny/0", "serving", "3", "0", "25%", "82%", "1830"]
     assert far.split()[:6] == ["far/0", "serving", "3", "0", "25%", "-"]
-    assert away.split()[:7] == ["penny/1", "unreachable", "0", "0", "-", "-", "-"]
+    assert away.split()[:8] == ["penny/1", "unreachable", "0", "0", "-", "-", "-", "-"]
+    assert "HOST" not in head and "310 ms" in penny
     assert line == "penny: 1 of 2 replicas serve"
 
 
@@ -99,6 +113,13 @@ def test_a_replica_is_drained_and_sent_to_again(gateway: FakeGateway) -> None:
         "penny/0 is serving, 3 requests run there.\n",
     ]
     assert [each[3] for each in gateway.asked] == [{"drained": True}, {"drained": False}]
+
+
+def test_whom_nobody_knows_is_told_who_is_there(gateway: FakeGateway) -> None:
+    gateway.on("PATCH", f"{FLEET}/penny/7", {"title": "None."}, status=404)
+    done = gateway.run("fleet", "drain", "penny/7")
+    line = "tollgate: penny/7: no such replica; there are far/0, penny/0, penny/1\n"
+    assert (done.exit_code, done.output) == (2, line)
 
 
 def test_json_has_all_that_the_api_says(gateway: FakeGateway) -> None:

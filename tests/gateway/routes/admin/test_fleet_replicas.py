@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from engine.fake.engine import FakeCore, FakeEngine
+from engine.protocol import StepCosts
 from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import unheard
 from gateway.fleet.engine.routes import engine_routes
@@ -15,7 +16,12 @@ from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.health.component import replica_component
 from gateway.health.readiness import may_serve
-from gateway.routes.admin.installation.fleet import FleetReplica, prefill_speed_of, to_view
+from gateway.routes.admin.installation.fleet import (
+    FleetReplica,
+    PromptTokens,
+    prefill_speed_of,
+    to_view,
+)
 from gateway.settings.models import ModelConfig
 from tests.gateway.routes.admin.conftest import World
 
@@ -41,6 +47,10 @@ async def test_an_engine_tells_how_full_and_how_fast_it_is(
         kv_cache_usage=0.25,
         prefix_cache_hit_tokens=30,
         prefix_cache_query_tokens=40,
+        host_hit_tokens=5,
+        tier_hit_tokens=4,
+        fetched_tokens=3,
+        generated_tokens=7,
     )
     here, away = (
         to_view(
@@ -57,6 +67,11 @@ async def test_an_engine_tells_how_full_and_how_fast_it_is(
     assert (here.id, here.model, here.state) == ("m/0", "m", "serving")
     assert here.engine_id == status.engine_id and here.max_model_len == status.max_model_len
     assert (here.kv_used, here.hit_rate) == (0.25, 0.75)
+    tokens = PromptTokens(pool=18, host=5, disk=4, fetched=3, computed=10)
+    assert (here.prompt_tokens, here.generated_tokens) == (tokens, 7)
+    assert here.lanes is not None and list(here.lanes) == list(status.lanes)
+    assert (here.costs is None) == (status.costs == StepCosts())
+    assert (away.prompt_tokens, away.lanes, away.predicted_ttft_s) == (None, None, None)
     assert (away.id, away.state) == ("m/2", "unreachable")
     assert (away.engine_id, away.kv_used, away.hit_rate) == (None, None, None)
 
