@@ -1,4 +1,4 @@
-# make run | make test | make test-nightly | make test-postgres | make test-stress | make clients | make soak | make chaos-nightly | make setup | make lint | make fields | make shots | make lock | make dist | make penny | make gpu-check | make gpu-bench | make auth-conformance | make mcp-conformance | make auth-coverage
+# make run | make test | make test-nightly | make test-postgres | make test-ray | make test-stress | make clients | make soak | make chaos-nightly | make setup | make lint | make fields | make shots | make lock | make dist | make penny | make gpu-check | make gpu-bench | make auth-conformance | make mcp-conformance | make auth-coverage
 # Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line.
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -38,7 +38,7 @@ clients: $(VENV)/.dev .clients/.done
 	.clients/bin/python -m pip install -q -r requirements/clients.txt
 	@touch $@
 
-.PHONY: tests bytecode test-nightly test-postgres test-stress clients fields map shots fuzz soak chaos-nightly run test setup lint lint-style lint-types lint-shape lock dist penny clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
+.PHONY: tests bytecode test-nightly test-postgres test-ray test-stress clients fields map shots fuzz soak chaos-nightly run test setup lint lint-style lint-types lint-shape lock dist penny clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
@@ -63,11 +63,11 @@ bytecode: $(VENV)/.dev
 tests: $(VENV)/.dev
 	$(SUITE) $(addprefix --ignore=,$(SHAPE))
 
-# All of it: large budgets, full products, every branch of gateway/auth, a thousand kills, made-up conversations, the suites
-# of others (which need npm), a soak.
+# All of it: large budgets, full products, every branch of gateway/auth, the oldest Postgres, Ray, a thousand kills, made-up
+# conversations, the suites of others (which need npm), a soak.
 test-nightly: $(VENV)/.dev lint
 	SUITE_BUDGET=nightly $(MAKE) tests auth-coverage
-	$(MAKE) test-postgres
+	$(MAKE) test-postgres test-ray
 	$(MAKE) chaos-nightly fuzz auth-conformance mcp-conformance soak
 
 # What speaks SQL, on the oldest Postgres that is supported.
@@ -75,6 +75,12 @@ test-postgres: $(VENV)/.dev
 	SUITE_POSTGRES=16 $(SUITE) tests/billing tests/upgrade tests/gateway/test_migrations.py tests/gateway/test_db.py \
 	  $(addprefix tests/gateway/,audit batches limits mcp responses tenancy vault walls webhooks) \
 	  --deselect tests/upgrade/test_previous_release.py $(PYTEST_ARGS)
+
+# Engines on a Ray cluster of three nodes on this machine, one of which is killed. Ray is installed for it, if it can be had.
+test-ray: $(VENV)/.dev
+	$(PIP) install -q "$$($(BIN)/python -c 'import tomllib; \
+	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ray"])')" || true
+	SUITE_RAY=1 $(BIN)/python -m pytest -rs -m ray tests/gateway/processes/launching $(PYTEST_ARGS)
 
 # Three times in random order, with every core kept busy by something else; ARGS="4 5" for other orders.
 test-stress: $(VENV)/.dev

@@ -68,6 +68,8 @@ class Home:
         self.join = self.root / "join"
         """The authority, the tokens and the records of engines that join from other machines."""
         self.join_config = self.run / "join.json"
+        self.ray_plan = self.run / "ray.json"
+        """The plan of what runs on Ray (`gateway.processes.launching`)."""
         self.kv_index = self.run / "kv_index"
         """The table of what each engine has cached (`gateway.fleet.kv_index`)."""
         self.planner_view = self.run / "planner.json"

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+RAY = os.environ.get("SUITE_RAY") == "1"
+"""Whether tests run that start a Ray cluster (`make test-ray`)."""
 NIGHTLY = os.environ.get("SUITE_BUDGET") == "nightly"
 NIGHT = pytest.mark.nightly
 PART = 4

@@ -40,7 +40,7 @@ from gateway.auth.login import passwords
 from gateway.db import create_engine
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
-from tests.budget import NIGHTLY, examples
+from tests.budget import NIGHTLY, RAY, examples
 from tests.databases import Databases, with_cluster
 from tests.postgres_majors import NEWEST, WANTED, use_oldest
 from tests.scratch import SCRATCH, make_scratch, remove_leftovers
@@ -154,12 +154,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only a night has time for. Two at a time, files with long tests come first:
-    what begins a long one last is waited for, and what waits leaves its core to short ones."""
-    if not NIGHTLY:
-        left_out = [item for item in items if item.get_closest_marker("nightly") is not None]
+    """Leave out what only a night has time for, and what starts Ray. Two at a time, files with long
+    tests come first: what begins a long one last is waited for, and what waits leaves its core to
+    short ones."""
+    unwanted = [mark for mark, wanted in (("nightly", NIGHTLY), ("ray", RAY)) if not wanted]
+    left_out = [item for item in items if any(map(item.get_closest_marker, unwanted))]
+    if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item.get_closest_marker("nightly") is None]
+        items[:] = [item for item in items if item not in set(left_out)]
     if SEED is not None:
         shuffle(items, random.Random(SEED))
     elif hasattr(config, "workerinput"):

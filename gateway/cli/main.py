@@ -136,14 +136,19 @@ def tollgate() -> None:
 
     Settings come from tollgate.toml, then from the environment (TOLLGATE_HOME, TOLLGATE_HOST,
     TOLLGATE_PORT, TOLLGATE_MODEL, TOLLGATE_WORKERS, TOLLGATE_CONFIG, TOLLGATE_DATABASE_URL,
-    TOLLGATE_REDIS_URL, TOLLGATE_SECRET_KEY_FILE, TOLLGATE_PUBLIC_URL), then from flags; the last
-    one wins.
+    TOLLGATE_REDIS_URL, TOLLGATE_SECRET_KEY_FILE, TOLLGATE_PUBLIC_URL, TOLLGATE_RAY), then from
+    flags; the last one wins.
     """
 
 
 @tollgate.command()
 @with_options(*STATE, *ADDRESS, *MODEL)
 @click.option("--workers", type=int, help="Gateway processes that share the port. Default: 1")
+@click.option(
+    "--ray",
+    metavar="ADDRESS",
+    help="Have the engines that join run on a Ray cluster: auto, or HOST:PORT of its head.",
+)
 def up(**flags: Flags) -> None:
     """Start everything: databases, engines, gateway workers.
 
@@ -157,13 +162,16 @@ def up(**flags: Flags) -> None:
     found = load(flags)
     _compile_kernels(found)
     with importing():
+        from gateway.fleet.joining.launch_plan import check_ray
         from gateway.processes.model_folders import check_models
         from gateway.processes.reachability import check_databases
         from gateway.processes.start_view import StartView
         from gateway.processes.supervisor import Supervisor
 
     def read(view: StartView | None = None) -> Settings:
-        found = fetch_models(load(flags), weights=True, view=view)
+        found = load(flags)
+        check_ray(found)
+        found = fetch_models(found, weights=True, view=view)
         check_models(found, weights=True)
         return found
 

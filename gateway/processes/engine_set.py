@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -27,6 +28,7 @@ from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet, end_tasks
 from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.joining.admission import JoinableModel, JoinConfig, write_config
+from gateway.fleet.joining.launch_plan import LaunchPlan, plan_of, write_plan
 from gateway.fleet.planner.machine import (
     Machine,
     available_memory,
@@ -66,6 +68,10 @@ ENGINE_STOP_S = 10.0
 CONDUCTOR_STOP_S = 2.0
 RETIRE_S = 60.0
 """An engine that nobody asks any more has nothing to finish, but to write down what it counted."""
+RAYS_OWN = re.compile(r"RAY_\w+")
+"""Variables by which a process finds its cluster and speaks with it."""
+LAUNCHER_STOP_S = 20.0
+"""It ends what it started, and each engine what it runs."""
 TIER_PURPOSE = "kv-disk"
 """The purpose of the key that engines encrypt their disk tiers under."""
 
@@ -227,6 +233,11 @@ class RelayPlace:
         except AddressError as error:
             raise SettingsError(str(error)) from None
 
+    @property
+    def port(self) -> int | None:
+        """Return where engines come; None: none may."""
+        return None if self._listener is None else int(self._listener.getsockname()[1])
+
     async def stop(self) -> None:
         self._address, self._config = None, None
         if self.restarter is not None:
@@ -252,12 +263,67 @@ class RelayPlace:
         )
 
 
+class RayPlace:
+    """Keeps the launcher of a home running, the one process that speaks with Ray, while settings
+    want engines there. With it they end: Ray ends what a process started that is gone."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._plan: LaunchPlan | None = None
+        self.restarter: Restarter | None = None
+        self._turn = asyncio.Lock()
+
+    async def follow(self, settings: Settings, join_port: int | None) -> None:
+        """Have engines run on Ray as the settings have it. `join_port`: where they come; None:
+        nowhere. Raises: OSError."""
+        async with self._turn:
+            plan = None if join_port is None else plan_of(settings, join_port)
+            before, self._plan = self._plan, plan
+            if plan == before:
+                return
+            if plan is None:
+                await self.stop()
+                return
+            write_plan(self._home.ray_plan, plan)
+            if self.restarter is not None and before is not None:
+                if plan.cluster == before.cluster:
+                    if self.restarter.child is not None:
+                        self.restarter.child.send_signal(signal.SIGHUP)
+                    return
+                await self.stop()
+                self._plan = plan
+            self.restarter = Restarter("ray", partial(self._start, settings))
+            await self.restarter.begin_or_retry()
+
+    async def stop(self) -> None:
+        self._plan = None
+        if self.restarter is not None:
+            await self.restarter.stop(LAUNCHER_STOP_S)
+            self.restarter = None
+
+    async def _start(self, settings: Settings) -> Child:
+        home, environ = self._home, own_environment()
+        rays = {name: value for name, value in environ.items() if RAYS_OWN.fullmatch(name)}
+        return spawn(
+            "ray",
+            [
+                *(sys.executable, "-m", "gateway", "ray"),
+                *("--folder", str(home.join), "--plan", str(home.ray_plan)),
+                *("--log-level", settings.log_level, "--log-format", settings.logs.format),
+            ],
+            run=home.run,
+            log=home.logs / "ray.log",
+            env=engine_environment(environ, settings, **rays),
+        )
+
+
 class EngineSet:
     """The engines, by their addresses."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._conductor, self._relay = ConductorPlace(home), RelayPlace(home)
+        self._ray = RayPlace(home)
         self._settings: Settings | None = None
         """The settings with which engines were begun last."""
         self._engines: dict[str, RunningEngine] = {}
@@ -278,7 +344,7 @@ class EngineSet:
 
     @property
     def restarters(self) -> list[Restarter]:
-        beside = (self._conductor.restarter, self._relay.restarter)
+        beside = (self._conductor.restarter, self._relay.restarter, self._ray.restarter)
         return [*(each.restarter for each in self.all), *(each for each in beside if each)]
 
     def machine(self) -> Machine:
@@ -347,9 +413,10 @@ class EngineSet:
         return fresh
 
     async def let_join(self, settings: Settings) -> None:
-        """Let engines of other machines join as the settings have it. Raises: SettingsError,
-        OSError."""
+        """Let engines of other machines join as the settings have it, and have those run that Ray
+        starts. Raises: SettingsError, OSError."""
         await self._relay.follow(settings)
+        await self._ray.follow(settings, self._relay.port)
 
     def forget_failures(self) -> None:
         """Forget the versions that did not start: others are tried."""
@@ -405,7 +472,8 @@ class EngineSet:
     async def stop(self, timeout_s: float) -> None:
         await self._tasks.close()
         engines = (each.restarter.stop(timeout_s) for each in self.all)
-        await asyncio.gather(self._conductor.stop(), self._relay.stop(), *engines)
+        await asyncio.gather(self._conductor.stop(), self._ray.stop(), *engines)
+        await self._relay.stop()
 
     async def _retire(self, each: RunningEngine, in_use: Callable[[], Collection[str]]) -> None:
         while each.address in in_use():

@@ -67,6 +67,7 @@ EFFECTS: Mapping[str, Effect] = {
     "batch_concurrency": "workers",
     "file_store": "workers",
     "fleet": "workers",
+    "ray": "workers",
     "log_level": "workers",
     "logs.format": "workers",
     "logs.access": "workers",

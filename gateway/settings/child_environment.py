@@ -26,6 +26,8 @@ ALLOWED_FOR_ENGINES = re.compile(
     r"|ROCM|HIP|HSA)_\w+"
 )
 """They say how a device and the libraries of kernels are used."""
+ALLOWED_FOR_LAUNCHED = re.compile(r"HF_\w+")
+"""They say how an engine on another machine reaches the hub, from which it fetches its model."""
 SECRET_FIELD = "_env"
 """A setting whose name ends so names a variable that holds a secret."""
 
@@ -48,6 +50,17 @@ def engine_environment(
         for name, value in environ.items()
         if name not in secrets and (ALLOWED.fullmatch(name) or ALLOWED_FOR_ENGINES.fullmatch(name))
     } | extra
+
+
+def launched_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of an engine on a machine of its own, out of that of whoever starts it
+    there."""
+    allowed = (ALLOWED, ALLOWED_FOR_ENGINES, ALLOWED_FOR_LAUNCHED)
+    return {
+        name: value
+        for name, value in environ.items()
+        if any(each.fullmatch(name) for each in allowed)
+    }
 
 
 def secret_variables(settings: Settings) -> Iterator[str]:

@@ -46,6 +46,7 @@ ORGS_PROJECT_PATTERN = r"^org_[0-9A-Za-z]{1,64}/proj_[0-9A-Za-z]{1,64}\Z"
 RANGE_PATTERN = r"^[0-9]{1,2}\.\.[0-9]{1,2}\Z"
 ADDRESS_PATTERN = rf"^(unix:[^\x00-\x1f]+|tcp:[^\s\x00-\x1f]+:{PORT})\Z"
 JOIN_PATTERN = rf"^tcp:[^\s\x00-\x1f]+:{PORT}\Z"
+RAY_PATTERN = rf"^(auto|[^\s\x00-\x1f/]+:{PORT})\Z"
 SENDER_PATTERN = r"^[^\x00-\x1f\x7f<>]*(<[^\s<>@]+@[^\s<>@]+>|[^\s<>@]+@[^\s<>@]+)$"
 BUCKET_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z"
 PREFIX_PATTERN = r"^([A-Za-z0-9_-][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}){0,7})?\Z"
@@ -62,6 +63,7 @@ IN_WORDS = {
     repr(ORGS_PROJECT_PATTERN): "an organization's and its project's id, org_.../proj_...",
     repr(MCP_PATTERN): "1 to 24 of a-z, 0-9 and single hyphens between them",
     repr(JOIN_PATTERN): "'tcp:host:port'",
+    repr(RAY_PATTERN): "'auto' or 'host:port' of the cluster's head",
     repr(ADDRESS_PATTERN): "'unix:/path' or 'tcp:host:port'",
     repr(RANGE_PATTERN): "a number such as 2, or a range such as '1..4'",
 }
@@ -82,6 +84,7 @@ OrgsProject = Annotated[str, Meta(pattern=ORGS_PROJECT_PATTERN)]
 EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
 JoinAddress = Annotated[str, Meta(pattern=JOIN_PATTERN)]
 MAX_ENGINES = 64
+RayAddress = Annotated[str, Meta(pattern=RAY_PATTERN)]
 EngineCount = Annotated[int, Meta(ge=1, le=MAX_ENGINES)]
 EngineRange = Annotated[str, Meta(pattern=RANGE_PATTERN)]
 """`least..most`: the planner decides how many there are (`gateway.fleet.planner`)."""
@@ -251,6 +254,19 @@ class CompatConfig(Strict, frozen=True, kw_only=True):
     model, and named in the answer's `metadata`; or a 400."""
 
 
+class RayConfig(Strict, frozen=True, kw_only=True):
+    """`[model.ray]`: what Ray sets aside for each engine of the model that it runs."""
+
+    engines: Annotated[int, Meta(ge=0, le=64)] | None = None
+    """So many of those that may join; None: all."""
+    cpus: Annotated[float, Meta(ge=0, le=4096)] = 1
+    gpus: Annotated[float, Meta(ge=0, le=64)] = 0
+    resources: dict[Name, Annotated[float, Meta(gt=0)]] = {}
+    """The cluster's own resources, by their names."""
+    path: Name | None = None
+    """The model's folder on its nodes, or `org/name` on a hub. None: as here."""
+
+
 class WrittenModel(Strict, frozen=True, kw_only=True):
     """`[[model]]` as people write it."""
 
@@ -265,6 +281,8 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     """So many engines are started for it; None: one is. 0: only with `joined`."""
     joined: EngineCount | None = None
     """So many engines of other machines may join it."""
+    ray: RayConfig | None = None
+    """The share of a node that each engine gets which Ray runs."""
     engine_options: EngineTable = {}
     """The options of its engine, which override `[engine]`."""
     adapter: list[WrittenAdapter] = []
@@ -494,6 +512,8 @@ class Scalars(Strict, frozen=True, kw_only=True):
     """None: an embedded Valkey under `home`."""
     secret_key_file: Path | None = None
     """The versioned secret all gateways share (`gateway.secret`)."""
+    ray: RayAddress | None = None
+    """The Ray cluster on which engines run that join. None: somebody else starts those."""
 
 
 class PlainSettings(Scalars, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ from gateway.settings.file import (
     EngineAddress,
     EngineTable,
     Name,
+    RayConfig,
     SettingsError,
     Strict,
     UnknownFields,
@@ -57,7 +58,7 @@ UPSTREAMS_OWN = (
 )
 """Options that only apply to upstreams."""
 ENGINES_OWN = (
-    *("engine", "insecure", "replicas", "joined", "revision", "engine_options", "adapter"),
+    *("engine", "insecure", "replicas", "joined", "ray", "revision", "engine_options", "adapter"),
     *("cache_contract", "chat_template", "tool_call_parser", "reasoning_parser", "dialect"),
 )
 """Options that only apply to models with a path."""
@@ -151,6 +152,8 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     """None of its engines runs, until somebody asks for it: nobody listens at the one address."""
     wakes_in_s: float | None = None
     """How long it took to start when it was last; None: nobody knows."""
+    ray: RayConfig = RayConfig()
+    """The share of a node that each engine gets which Ray runs, if the installation has it."""
     starts_engine: bool = False
     """True where `tollgate up` runs its engines; False where somebody else does."""
     engine_options: EngineOptions = EngineOptions()
@@ -314,7 +317,7 @@ def _to_model(
     if model.revision is not None and repository is None:
         raise SettingsError(f"{at}.revision: only for a repository; {model.path} is none")
     starts_engine = model.engine is None
-    for key in ("engine_options", "replicas", "joined"):
+    for key in ("engine_options", "replicas", "joined", "ray"):
         if not starts_engine and is_given(getattr(model, key)):
             raise SettingsError(f"{at}.{key}: only for an engine that is started here")
     range_, num_started = _numbered(model, at)
@@ -329,6 +332,7 @@ def _to_model(
         revision=model.revision,
         engines=started if model.engine is None else (model.engine,),
         joined=joined,
+        ray=_ray(model, at),
         replica_range=range_,
         starts_engine=starts_engine,
         engine_options=_options(engine, model.engine_options) if starts_engine else EngineOptions(),
@@ -342,6 +346,19 @@ def _to_model(
         dialect=model.dialect,
         slo=model.slo,
     )
+
+
+def _ray(model: WrittenModel, at: str) -> RayConfig:
+    """Raises: SettingsError."""
+    if model.ray is None:
+        return RayConfig()
+    if not model.joined:
+        raise SettingsError(f"{at}.ray: only beside `joined`: engines on Ray join")
+    if (model.ray.engines or 0) > model.joined:
+        raise SettingsError(
+            f"{at}.ray.engines: {model.ray.engines} of {model.joined} that may join"
+        )
+    return model.ray
 
 
 def is_given(value: Any) -> bool:

@@ -1,0 +1,111 @@
+"""Says which engines are to run on Ray, with what, and which gateway they join. Imports no Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import msgspec
+
+from gateway.settings.file import SettingsError
+from gateway.settings.load import Settings
+from gateway.settings.models import PACKAGE_ROOT, ModelConfig
+
+
+class LaunchedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The engines of one model. `arguments`: of each, but for what its join needs."""
+
+    name: str
+    engines: int
+    arguments: tuple[str, ...]
+    resources: dict[str, float]
+    """Ray sets so much aside for each engine, by its own names."""
+
+    @classmethod
+    def of(cls, model: ModelConfig, settings: Settings) -> LaunchedModel:
+        asked, options = model.ray, model.engine_options
+        if options.num_threads is None:  # it would take all processors of its node
+            options = msgspec.structs.replace(options, num_threads=max(1, int(asked.cpus)))
+        return cls(
+            name=model.name,
+            engines=len(model.joined) if asked.engines is None else asked.engines,
+            arguments=(
+                *("--model", _model_there(model), "--served-name", model.name),
+                *_revision_there(model),
+                *("--log-level", settings.log_level, "--log-format", settings.logs.format),
+                *options.to_flags(),
+                *(f"--adapter={adapter.name}={adapter.path}" for adapter in model.adapters),
+            ),
+            resources={"CPU": asked.cpus, "GPU": asked.gpus, **asked.resources},
+        )
+
+
+class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan names all that the launcher is to keep running."""
+
+    cluster: str
+    """`auto` or HOST:PORT, as Ray takes it."""
+    join_host: str | None
+    """The host at which engines find the gateway. None: its own address among Ray's nodes."""
+    join_port: int
+    models: tuple[LaunchedModel, ...]
+
+
+def plan_of(settings: Settings, join_port: int) -> LaunchPlan | None:
+    """Return what the settings want of Ray; None: nothing. `join_port`: where engines come."""
+    models = tuple(
+        LaunchedModel.of(each, settings)
+        for each in settings.models
+        if each.joined and each.ray.engines != 0
+    )
+    if settings.ray is None or not models or settings.fleet.join_listen is None:
+        return None
+    host = settings.fleet.join_listen.removeprefix("tcp:").rpartition(":")[0]
+    return LaunchPlan(
+        cluster=settings.ray,
+        join_host=None if host.strip("[]") in ("0.0.0.0", "::") else host,
+        join_port=join_port,
+        models=models,
+    )
+
+
+def check_ray(settings: Settings) -> None:
+    """Refuse settings that want Ray where it is not installed, or has nothing to start. Raises:
+    SettingsError."""
+    if settings.ray is None:
+        return
+    if not any(each.joined and each.ray.engines != 0 for each in settings.models):
+        raise SettingsError("ray: no model lets engines join (`joined`), so Ray has none to start")
+    if importlib.util.find_spec("ray") is None:
+        raise SettingsError('ray: Ray is not installed here: pip install "tollgate[ray]"')
+
+
+def read_plan(path: Path) -> LaunchPlan:
+    """Read what `write_plan` wrote. Raises: OSError, msgspec.DecodeError."""
+    return msgspec.json.decode(path.read_bytes(), type=LaunchPlan)
+
+
+def write_plan(path: Path, plan: LaunchPlan) -> None:
+    """Raises: OSError."""
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.encode(plan))
+    fresh.rename(path)
+
+
+def _model_there(model: ModelConfig) -> str:
+    """Return where a node finds the model: what comes with Tollgate lies elsewhere on each, and of
+    a hub each fetches its own."""
+    if model.ray.path is not None:
+        return model.ray.path
+    if model.repository is not None:
+        return model.repository
+    assert model.path is not None
+    if model.path.is_relative_to(PACKAGE_ROOT):
+        return str(model.path.relative_to(PACKAGE_ROOT))
+    return str(model.path)
+
+
+def _revision_there(model: ModelConfig) -> tuple[str, ...]:
+    if model.ray.path is not None or model.repository is None or model.revision is None:
+        return ()
+    return "--revision", model.revision

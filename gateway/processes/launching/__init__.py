@@ -1,0 +1,1 @@
+"""Starts engines that join on the nodes of a Ray cluster, and keeps them there."""
