@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
 import msgspec
+import sqlalchemy as sa
 from litestar import Response
 
 from billing.queries import ask_all
@@ -22,10 +23,22 @@ from gateway.console.tables import Table, TableColumn
 from gateway.fleet.router import Route
 from gateway.health.component import GOOD, USELESS, replica_component, since_of
 from gateway.installation.items import HomeState, homes_query, number_query
+from gateway.registry.tables import pins
+from gateway.routes.admin.installation.fleet import (
+    FleetReplica,
+    hit_rate_of,
+    predicted_ttft_s,
+    prefill_speed_of,
+    prompt_tokens_of,
+    replicas_of,
+    state_of,
+)
 from gateway.routes.console.audit import who
 from gateway.routes.console.frame.page import ConsolePage
 from gateway.routes.console.frame.request import ConsoleRequest
 
+STATE_TONES = {"serving": "ok", "vacant": "plain"}
+"""Those of replicas that are neither drained nor away."""
 TONES = {"ok": "ok", "unknown": "plain"}
 """A part that nobody has asked yet is neither good nor bad."""
 
@@ -46,6 +59,8 @@ class ShownModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShownReplica(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica, with what `tollgate fleet status` says of it. None: nobody knows."""
+
     model: str
     name: str
     state: tuple[str, str]
@@ -53,6 +68,11 @@ class ShownReplica(msgspec.Struct, frozen=True, kw_only=True):
     weight: int
     running: int
     waiting: int
+    kv_used: float | None
+    hit_rate: float | None
+    prefill_speed: float | None
+    ttft_ms: float | None
+    host: str | None
     last_error: str | None
     last_error_at: int | None
 
@@ -93,22 +113,28 @@ def to_model(route: Route, statuses: Mapping[str, ReplicaStatus]) -> ShownModel:
     )
 
 
-def replicas_of(route: Route) -> Iterator[ShownReplica]:
-    for replica in route.replicas:
-        found, load = replica_component(route.kind, replica), replica.health()
-        tone = TONES.get(found.state, "err" if found.state in USELESS else "wait")
-        is_drained = load.is_drained and load.available
-        yield ShownReplica(
-            model=route.model,
-            name=replica.name,
-            state=("drained", "wait") if is_drained else (found.state, tone),
-            since=since_of(found, load),
-            weight=replica.weight,
-            running=load.num_running,
-            waiting=load.num_waiting,
-            last_error=found.last_error,
-            last_error_at=found.last_error_at,
-        )
+def to_replica(each: FleetReplica) -> ShownReplica:
+    found, load, status = each.health, each.replica.health(), each.status
+    word = state_of(found.state, load)
+    tone = STATE_TONES.get(word, "err" if found.state in USELESS else "wait")
+    ttft_s = None if status is None else predicted_ttft_s(each.replica)
+    speed = None if status is None else prefill_speed_of(status)
+    return ShownReplica(
+        model=each.route.model,
+        name=each.replica.name,
+        state=(word, tone),
+        since=since_of(found, load),
+        weight=each.replica.weight,
+        running=load.num_running,
+        waiting=load.num_waiting,
+        kv_used=None if status is None else status.kv_cache_usage,
+        hit_rate=None if status is None else hit_rate_of(status),
+        prefill_speed=None if speed is None else round(speed),
+        ttft_ms=None if ttft_s is None else 1000 * ttft_s,
+        host=each.host,
+        last_error=found.last_error,
+        last_error_at=found.last_error_at,
+    )
 
 
 def lanes_of(replica: str, status: ReplicaStatus) -> Iterator[ShownLane]:
@@ -147,6 +173,7 @@ class CacheTier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engine_tiers(replica: str, status: ReplicaStatus) -> Iterator[CacheTier]:
+    tokens, asked = prompt_tokens_of(status), status.prefix_cache_query_tokens
     yield CacheTier(
         name=replica,
         tier="KV memory of the engine",
@@ -154,8 +181,8 @@ def engine_tiers(replica: str, status: ReplicaStatus) -> Iterator[CacheTier]:
         used=status.kv_cache_usage,
         cached=status.num_cached_blocks * status.block_size,
         leased=status.num_leased_blocks * status.block_size,
-        hits=status.prefix_cache_hit_tokens - status.host_hit_tokens - status.tier_hit_tokens,
-        asked=status.prefix_cache_query_tokens,
+        hits=tokens.pool,
+        asked=asked,
     )
     if status.max_host_blocks:
         yield CacheTier(
@@ -163,8 +190,8 @@ def engine_tiers(replica: str, status: ReplicaStatus) -> Iterator[CacheTier]:
             tier="host memory of the engine",
             size=status.max_host_blocks * status.block_size,
             cached=status.num_host_blocks * status.block_size,
-            hits=status.host_hit_tokens,
-            asked=status.prefix_cache_query_tokens,
+            hits=tokens.host,
+            asked=asked,
         )
     if status.max_tier_blocks:
         yield CacheTier(
@@ -172,8 +199,12 @@ def engine_tiers(replica: str, status: ReplicaStatus) -> Iterator[CacheTier]:
             tier="disk of the engine",
             size=status.max_tier_blocks * status.block_size,
             cached=status.num_tier_blocks * status.block_size,
-            hits=status.tier_hit_tokens,
-            asked=status.prefix_cache_query_tokens,
+            hits=tokens.disk,
+            asked=asked,
+        )
+    if tokens.fetched:
+        yield CacheTier(
+            name=replica, tier="caches of other engines", hits=tokens.fetched, asked=asked
         )
 
 
@@ -257,17 +288,45 @@ TIER_COLUMNS = (
                 hint="Tokens of prompts that it had: since the engine's start, or the gateway's."),
     TableColumn("Hit rate", "hit_rate", kind="percent", hint="Of all tokens of prompts."),
 )  # fmt: skip
-REPLICA_COLUMNS = (
-    TableColumn("Replica", "name"),
+
+
+def replicas_table(found: Sequence[ShownReplica]) -> Table:
+    """Return the replicas; what is said of none is left out of the page, not of the CSV."""
+    is_told = any(each.last_error for each in found)
+    is_weighted = any(each.weight != 1 for each in found)
+    return Table(
+        "Replicas",
+        found,
+        TableColumn("Replica", "name"),
+        TableColumn("Model", "model", in_page=False),
+        TableColumn("State", "state", kind="tag"),
+        TableColumn("Since", "since", kind="time"),
+        TableColumn("Running", "running", kind="count"),
+        TableColumn("Waiting", "waiting", kind="count"),
+        TableColumn("KV in use", "kv_used", kind="bar", hint="Blocks that requests hold, of all."),
+        TableColumn("Hit rate", "hit_rate", kind="percent",
+                    hint="Cached tokens of all tokens of prompts, since the engine's start."),
+        TableColumn("Tokens a second", "prefill_speed", kind="count", hint="Of prompts, lately."),
+        TableColumn("First token", "ttft_ms", kind="ms",
+                    hint="As predicted of an interactive prompt of 1,024 tokens, none cached."),
+        TableColumn("Machine", "host", in_page=any(each.host for each in found),
+                    hint="From which its engine joined."),
+        TableColumn("Weight", "weight", kind="count", in_page=is_weighted,
+                    hint="Its share of the requests."),
+        TableColumn("Last error", "last_error", in_page=is_told),
+        TableColumn("At", "last_error_at", kind="time", in_page=is_told),
+    )  # fmt: skip
+
+
+PIN_COLUMNS = (
     TableColumn("Model", "model"),
-    TableColumn("State", "state", kind="tag"),
-    TableColumn("Since", "since", kind="time"),
-    TableColumn("Running", "running", kind="count"),
-    TableColumn("Waiting", "waiting", kind="count"),
-    TableColumn("Weight", "weight", kind="count", hint="Its share of the requests."),
-    TableColumn("Last error", "last_error"),
-    TableColumn("At", "last_error_at", kind="time"),
+    TableColumn("Version", "version", kind="figure"),
+    TableColumn("Pinned for", "scope"),
+    TableColumn("Whose", lambda row: row.scope_id or None, kind="id"),
+    TableColumn("Since", "created_at", kind="time"),
 )
+MOST_PINS = 200
+SELECT_PINS = sa.select(pins).order_by(pins.c.created_at.desc()).limit(MOST_PINS)
 
 
 def rollouts_table(request: ConsoleRequest, found: Sequence[Rollout]) -> Table:
@@ -302,6 +361,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         number, homes, changes = await ask_all(
             conn, number_query(), homes_query(), changes_of_models_query(request.org_id)
         )
+        pinned = (await conn.execute(SELECT_PINS)).all()
     health = await request.services.readiness.health()
     routes = sorted(request.services.generation.fleet.routes, key=lambda each: each.model)
     statuses = {each.model: statuses_of(request, each) for each in routes}
@@ -313,7 +373,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         for name, status in statuses[route.model].items()
         for lane in lanes_of(name, status)
     ]
-    replicas = [each for route in routes if route.parent is None for each in replicas_of(route)]
+    replicas = [to_replica(each) for _, each in sorted(replicas_of(request.services).items())]
     tiers = await read_tiers(request, routes, statuses)
     return request.render(
         "fleet",
@@ -321,7 +381,8 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         tables={
             "lanes": Table("Lanes", lanes, *LANE_COLUMNS),
             "tiers": Table("Cache tiers", tiers, *TIER_COLUMNS),
-            "replicas": Table("Replicas", replicas, *REPLICA_COLUMNS),
+            "replicas": replicas_table(replicas),
+            "pins": Table("Pins", pinned, *PIN_COLUMNS),
             "rollouts": rollouts_table(request, rollouts_of(homes, changes)),
             "homes": homes_table(homes, number),
         },

@@ -21,6 +21,7 @@ from gateway.health.component import GOOD, Component, State, since_of
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.pages import page_of
 from gateway.routes.shared.resource import AdminRequest, AdminResource
+from gateway.routes.shared.services import Services
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.wire.shared.page_query import PageQuery
 
@@ -207,12 +208,12 @@ fleet = AdminResource[FleetReplica](
 )
 
 
-def replicas_of(request: AdminRequest) -> dict[str, FleetReplica]:
+def replicas_of(services: Services) -> dict[str, FleetReplica]:
     """Return all replicas by their names; an adapter has those of its model."""
-    found, parts = {}, {each.name: each for each in request.services.readiness.components()}
-    joined = present_in(request.services.join_tokens.folder)
-    for route in request.services.generation.fleet.routes:
-        engines = request.services.engines.get(route.model, {})
+    found, parts = {}, {each.name: each for each in services.readiness.components()}
+    joined = present_in(services.join_tokens.folder)
+    for route in services.generation.fleet.routes:
+        engines = services.engines.get(route.model, {})
         for replica in route.replicas if route.parent is None and not route.is_asleep else ():
             engine = engines.get(replica.name)
             status = engine.status if engine is not None and engine.connected else None
@@ -228,7 +229,7 @@ def replicas_of(request: AdminRequest) -> dict[str, FleetReplica]:
 
 @fleet.page("The replicas of all models, by name", PageQuery)
 async def list_fleet(request: AdminRequest, query: PageQuery) -> tuple[list[FleetReplica], bool]:
-    found = replicas_of(request)
+    found = replicas_of(request.services)
     names, more = page_of(found, query)
     return [found[name] for name in names], more
 
@@ -236,7 +237,7 @@ async def list_fleet(request: AdminRequest, query: PageQuery) -> tuple[list[Flee
 def replica_of(request: AdminRequest) -> FleetReplica:
     """Raises: NotFound."""
     name = request.id.removeprefix("/")
-    found = replicas_of(request).get(name)
+    found = replicas_of(request.services).get(name)
     if found is None:
         raise NotFound("replica", f"no replica {name!r}")
     return found

@@ -119,6 +119,8 @@ def test_tiers_are_what_is_known_of_them() -> None:
     host = {"num_host_blocks": 60, "max_host_blocks": 100, "host_hit_tokens": 50}
     memory, tier, _ = engine_tiers("penny", replace(status, **disk, **host))
     assert (memory.hits, tier.hits, tier.size, tier.cached) == (150, 50, 1600, 960)
+    memory, tier = engine_tiers("penny", replace(status, fetched_tokens=40))
+    assert (memory.hits, tier.hits, tier.size) == (260, 40, None)
     upstream = upstream_tier("far", {"uncached": 10, "cache_read": 30, "output": 5})
     assert (upstream.size, upstream.hits, upstream.hit_rate) == (None, 30, 0.75)
     assert upstream_tier("far", {}).hit_rate is None
@@ -138,10 +140,15 @@ def test_the_fleet_tells_what_failed_and_who_changed_it(
     rows.last.get_by_role("link", name="the command line").click()
     tab.get_by_role("heading", name="model.created").wait_for()
     with httpx.Client(base_url=console.url, cookies=sessions("little", "owner")) as client:
-        for table, number, column in (("rollouts", 4, "Version"), ("tiers", 1, "Hit rate")):
+        for table, number, column in (
+            ("rollouts", 4, "Version"),
+            ("tiers", 1, "Hit rate"),
+            ("replicas", 1, "First token"),
+            ("pins", 0, "Pinned for"),
+        ):
             told = client.get(f"/console/fleet?format=csv&table={table}").text
             lines = list(csv.DictReader(io.StringIO(told.removeprefix("\ufeff"))))
-            assert len(lines) == number and column in lines[0]
+            assert len(lines) == number and column in told.partition("\r\n")[0]
         homes = client.get("/console/fleet?format=csv&table=homes").text
         assert FAILING_HOME in homes and "refuses them" in homes
         assert client.get("/console/fleet?format=csv&table=none").status_code == 400
