@@ -39,6 +39,7 @@ from gateway.app.application import Application, find_routes, near_path_finder
 from gateway.app.connection import LAST_REQUEST_S
 from gateway.app.live import LiveConfiguration
 from gateway.app.registry_follower import RegistryFollower
+from gateway.app.rollout_looks import RolloutLooks
 from gateway.app.sealed_rows import start_sealing
 from gateway.app.served_models import START_WAIT_S, ServedModels
 from gateway.auth.assembly.auth import open_auth
@@ -586,10 +587,13 @@ def start_bookkeeping(settings: Settings, resources: Resources, models: ServedMo
 
 
 def follow_registry(settings: Settings, resources: Resources, fleet: Fleet) -> None:
-    home = Home(settings.home)
-    follower = RegistryFollower(resources.system_db, resources.listener, fleet, home)
-    follower.start()
-    resources.stack.push_async_callback(follower.close)
+    home, looks = Home(settings.home), RolloutLooks(resources.system_db, fleet)
+    follower = RegistryFollower(
+        resources.system_db, resources.listener, fleet, home, on_rollouts=looks.wake
+    )
+    for work in (looks, follower):
+        work.start()
+        resources.stack.push_async_callback(work.close)
 
 
 async def open_limiter(settings: Settings, resources: Resources) -> Limiter:

@@ -1,10 +1,12 @@
-"""Keeps what a worker knows of versions and pins as it is in Postgres: read when the worker begins
-to listen and when a change is committed. While nobody can be heard it is read every POLL_S.
+"""Keeps what a worker knows of versions, pins and rollouts as it is in Postgres: read when the
+worker begins to listen and when a change is committed. While nobody can be heard it is read every
+POLL_S.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -23,10 +25,19 @@ POLL_S = 5.0
 
 
 class RegistryFollower:
-    """Follows for the fleet of one worker. `db`: of a role that sees the installation's tables."""
+    """Follows for the fleet of one worker. `db`: of a role that sees the installation's tables.
+    `on_rollouts`: called after a reading where a rollout is under way."""
 
-    def __init__(self, db: AsyncEngine, listener: WorkListener, fleet: Fleet, home: Home) -> None:
+    def __init__(
+        self,
+        db: AsyncEngine,
+        listener: WorkListener,
+        fleet: Fleet,
+        home: Home,
+        on_rollouts: Callable[[], None],
+    ) -> None:
         self._db, self._fleet, self._home = db, fleet, home
+        self._on_rollouts = on_rollouts
         self._reading = Periodic(
             "follow model versions",
             lambda: listener.rest_s(POLL_S),
@@ -42,7 +53,10 @@ class RegistryFollower:
         async with self._db.connect() as conn:
             table = await read_table(conn)
         note_names_sold(self._home, table, self._fleet)
+        table.go_on(self._fleet.versions)
         self._fleet.versions = table
+        if table.shares:
+            self._on_rollouts()
 
     def start(self) -> None:
         self._reading.start()

@@ -44,7 +44,7 @@ from gateway.fleet.waiting_room import WaitingRoom
 from gateway.generate_request import Dialect, GenerateRequest, ModelKind
 from gateway.lanes import Priority
 from gateway.principal import Principal
-from gateway.registry.version_table import NO_VERSIONS, VersionTable
+from gateway.registry.version_table import NO_VERSIONS, ComparedRequest, VersionTable
 from gateway.request_errors import UnknownModel, VersionNotServed
 
 COOL_DOWN_MIN_S = 1.0
@@ -253,7 +253,11 @@ class Fleet:
         """Raises: VersionNotServed."""
         versioned = self.versions.models.get(route.model)
         chosen = None if versioned is None else versioned.choose(principal)
-        if chosen is None:
+        if versioned is not None and chosen is not None and chosen.pin is None:
+            if self._is_available(chosen.version.served_by, route):
+                return self._routes[chosen.version.served_by]
+            chosen = versioned.pinned_for_all  # nobody goes without an answer for a rollout
+        if chosen is None or chosen.pin is None:
             return route
         found = self._routes.get(chosen.version.served_by)
         if found is not None and found.kind == route.kind:
@@ -263,6 +267,19 @@ class Fleet:
             f" {chosen.pin.scope} is pinned, is not served.",
             param="model",
         )
+
+    def _is_available(self, served_by: str, route: Route) -> bool:
+        """Tell whether a served model of the route's kind takes requests, or wakes up for one."""
+        found = self._routes.get(served_by)
+        if found is None or found.kind != route.kind:
+            return False
+        return found.is_asleep or any(each.health().available for each in found.replicas)
+
+    def compared(self, model: str, principal: Principal, route: Route) -> ComparedRequest | None:
+        """Return how a request that a route of the model serves is compared with those of another
+        version; None: no rollout does that."""
+        versioned = self.versions.models.get(model)
+        return None if versioned is None else versioned.compared(principal, route.model)
 
     def only_model(self, principal: Principal) -> str | None:
         """Return the model that is meant by who names none: the only one that it may use, whose

@@ -34,6 +34,7 @@ from gateway.generation_events import MeteredUsage
 from gateway.ids import uuid7_text
 from gateway.inference.attempt import ABORT_TIMEOUT_S, MAX_REPLAYS, Outcome, ReplicaAttempt
 from gateway.inference.calls import GenerationCall
+from gateway.inference.compared_answer import ComparedAnswer
 from gateway.inference.delivery import Delivery
 from gateway.inference.hedging import run_hedged
 from gateway.inference.metering import new_attempt, rated, to_units
@@ -104,7 +105,7 @@ def run_in_task(
 
 
 async def generate(services: GenerationServices, call: GenerationCall, delivery: Delivery) -> None:
-    """Admit, run on the first replica that can, settle what was used."""
+    """Admit, run, settle what was used; where a rollout compares it, count how it ended."""
     call.principal.check_served()
     if not services.spool.healthy:
         raise NotAccepting
@@ -112,7 +113,29 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
         call.meter.capture(call.request)
     if call.principal.spend_caps:
         call = msgspec.structs.replace(call, request=under_a_cap(call.request))
-    route = services.fleet.resolve(call.request.model, call.principal)
+    fleet, model = services.fleet, call.request.model
+    route = fleet.resolve(model, call.principal)
+    compared = fleet.compared(model, call.principal, route)
+    if compared is None:
+        await generate_on(services, call, delivery, route)
+        return
+    answer = ComparedAnswer(compared, call)
+    call.meter.on_event = answer.received
+    try:
+        await generate_on(services, call, delivery, route)
+    except Exception as error:
+        answer.end(error, delivery)
+        raise
+    else:
+        answer.end(delivery.failure, delivery)
+    finally:
+        call.meter.on_event = None
+
+
+async def generate_on(
+    services: GenerationServices, call: GenerationCall, delivery: Delivery, route: Route
+) -> None:
+    """Run a generation on a route of its model: on the first replica that can."""
     if route.is_asleep:
         route = await awake(services, call, delivery, route)
     delivery.version = call.meter.version = services.fleet.version_of(call.request.model, route)

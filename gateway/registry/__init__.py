@@ -1,1 +1,1 @@
-"""Keeps the versions of models by digest, and who is pinned to which."""
+"""Keeps the versions of models by digest, who is pinned to which, and rollouts of them."""

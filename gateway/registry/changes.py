@@ -1,5 +1,5 @@
-"""Changes versions and pins. Each change stands in the operator's audit log, and is heard of by
-every worker when it is committed.
+"""Changes versions and pins, and reads them with the rollouts. Each change stands in the operator's
+audit log, and is heard of by every worker when it is committed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import Actor, record
 from gateway.ids import uuid7_hex
-from gateway.registry.tables import pins, versions
+from gateway.registry.rollout import ACTIVE, ModelRollout, RolloutProgress
+from gateway.registry.tables import pins, rollouts, versions
 from gateway.registry.version_table import (
     INSTALLATION,
     ModelPin,
@@ -26,7 +27,7 @@ from gateway.tenancy.tables import api_keys, orgs, projects
 
 MAX_VERSIONS = 1000
 MAX_PINS = 100_000
-_ONE_AT_A_TIME = sa.text("SELECT pg_advisory_xact_lock(hashtextextended('model versions', 0))")
+ONE_AT_A_TIME = sa.text("SELECT pg_advisory_xact_lock(hashtextextended('model versions', 0))")
 SCOPED: Mapping[PinScope, sa.Table] = {"org": orgs, "project": projects, "key": api_keys}
 SHOWN_DIGITS = 12
 """A message shows so many digits of a digest."""
@@ -36,10 +37,12 @@ Check = Callable[[Any], None]
 
 
 async def read_table(conn: AsyncConnection) -> VersionTable:
-    """Return all versions and pins as they are now."""
+    """Return all versions, pins and rollouts as they are now."""
     found = [to_version(row) for row in await conn.execute(sa.select(versions))]
-    pinned = [to_pin(row) for row in await conn.execute(sa.select(pins))] if found else []
-    return VersionTable(found, pinned)
+    if not found:
+        return VersionTable()
+    pinned = [to_pin(row) for row in await conn.execute(sa.select(pins))]
+    return VersionTable(found, pinned, await read_active(conn))
 
 
 def to_version(row: sa.Row[Any]) -> RegisteredVersion:
@@ -48,6 +51,25 @@ def to_version(row: sa.Row[Any]) -> RegisteredVersion:
 
 def to_pin(row: sa.Row[Any]) -> ModelPin:
     return ModelPin(**row._mapping)
+
+
+def to_rollout(row: sa.Row[Any]) -> ModelRollout:
+    values = {**row._mapping, "steps": tuple(row.steps)}
+    values["progress"] = msgspec.msgpack.decode(row.progress, type=RolloutProgress)
+    return ModelRollout(**values)
+
+
+async def read_active(conn: AsyncConnection) -> list[ModelRollout]:
+    """Return the rollouts that are under way."""
+    asked = sa.select(rollouts).where(rollouts.c.state.in_(ACTIVE))
+    return [to_rollout(row) for row in await conn.execute(asked)]
+
+
+async def check_none_active(conn: AsyncConnection, model: str, field: str) -> None:
+    """Refuse what a rollout of the model decides. Raises: Conflict."""
+    asked = sa.select(rollouts.c.id).where(rollouts.c.model == model, rollouts.c.state.in_(ACTIVE))
+    if found := await conn.scalar(asked):
+        raise Conflict(field, f"the rollout {found} of {model!r} is under way")
 
 
 async def add_version(
@@ -61,7 +83,7 @@ async def add_version(
 ) -> RegisteredVersion:
     """Register a served model as the next version of another. The first version is the model
     itself. `digests`: of both, by name. Raises: InvalidField, Conflict."""
-    await conn.execute(_ONE_AT_A_TIME)
+    await conn.execute(ONE_AT_A_TIME)
     rows = [to_version(row) for row in await conn.execute(sa.select(versions))]
     if len(rows) >= MAX_VERSIONS:
         raise InvalidField("model", f"there may be {MAX_VERSIONS} versions")
@@ -113,9 +135,10 @@ async def remove_version(
 ) -> RegisteredVersion:
     """Forget a version that nobody is pinned to; the model itself last. Raises: NotFound,
     Conflict, and what `check` raises."""
-    await conn.execute(_ONE_AT_A_TIME)
+    await conn.execute(ONE_AT_A_TIME)
     found = await get_version(conn, version_id)
     check(found)
+    await check_none_active(conn, found.model, "version")
     pinned = sa.select(sa.func.count()).select_from(pins)
     pinned = pinned.where(pins.c.model == found.model, pins.c.version == found.version)
     if number := await conn.scalar(pinned):
@@ -163,10 +186,13 @@ async def set_pin(
     operator_org: str,
     actor: Actor,
 ) -> ModelPin:
-    """Pin a scope to a version, in place of the one that it had. Raises: InvalidField, NotFound."""
-    await conn.execute(_ONE_AT_A_TIME)
+    """Pin a scope to a version, in place of the one that it had. Raises: InvalidField, NotFound,
+    Conflict."""
+    await conn.execute(ONE_AT_A_TIME)
     await find_version(conn, model, version)
     await check_scope(conn, scope, scope_id)
+    if scope == "installation":
+        await check_none_active(conn, model, "scope")
     if (await conn.scalar(sa.select(sa.func.count()).select_from(pins)) or 0) >= MAX_PINS:
         raise InvalidField("model", f"there may be {MAX_PINS} pins")
     same = (pins.c.model == model, pins.c.scope == scope, pins.c.scope_id == scope_id)
@@ -214,9 +240,11 @@ async def remove_pin(
     conn: AsyncConnection, pin_id: str, *, operator_org: str, actor: Actor, check: Check
 ) -> ModelPin:
     """Raises: NotFound, and what `check` raises."""
-    await conn.execute(_ONE_AT_A_TIME)
+    await conn.execute(ONE_AT_A_TIME)
     found = await get_pin(conn, pin_id)
     check(found)
+    if found.scope == "installation":
+        await check_none_active(conn, found.model, "scope")
     await conn.execute(sa.delete(pins).where(pins.c.id == pin_id))
     await record(
         conn,

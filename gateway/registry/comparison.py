@@ -12,9 +12,15 @@ import msgspec
 
 from gateway.registry.evidence import Count, Evidence, log_sum
 
-Regard = Literal["refused", "failed", "cut_off", "late"]
+Regard = Literal["refused", "failed", "empty", "cut_off", "late"]
 REGARDS: tuple[Regard, ...] = get_args(Regard)
-WEIGHTS: Mapping[Regard, float] = {"refused": 0.7, "failed": 0.2, "cut_off": 0.05, "late": 0.05}
+WEIGHTS: Mapping[Regard, float] = {
+    "refused": 0.7,
+    "failed": 0.15,
+    "empty": 0.05,
+    "cut_off": 0.05,
+    "late": 0.05,
+}
 """The part of ALPHA that each may use."""
 ALPHA = 0.005
 MOST_ALLOWED = 0.5
@@ -31,6 +37,8 @@ class Outcomes(msgspec.Struct, kw_only=True):
     """The model declined, or a filter of an upstream did."""
     failed: int = 0
     """Ended in an error that is not the caller's."""
+    empty: int = 0
+    """Ended well, with neither text nor a call of a tool."""
     cut_off: int = 0
     """Ended at the most tokens that it may have."""
     late: int = 0
@@ -38,6 +46,16 @@ class Outcomes(msgspec.Struct, kw_only=True):
 
     def count(self, regard: Regard) -> Count:
         return Count(self.requests, getattr(self, regard))
+
+    def since(self, before: Outcomes) -> Outcomes:
+        """Return what came after `before`, which is a part of it."""
+        return Outcomes(
+            **{name: getattr(self, name) - getattr(before, name) for name in self.__struct_fields__}
+        )
+
+    def add(self, more: Outcomes) -> None:
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(more, name))
 
 
 class Comparison(msgspec.Struct, kw_only=True):
@@ -62,10 +80,28 @@ class Comparison(msgspec.Struct, kw_only=True):
         for regard, evidence in self.evidence.items():
             evidence.add(new.count(regard), old.count(regard))
 
+    def copy(self) -> Comparison:
+        """Return one that goes on by itself."""
+        evidence = {
+            regard: msgspec.structs.replace(each, logs=list(each.logs))
+            for regard, each in self.evidence.items()
+        }
+        return Comparison(evidence=evidence)
+
+    def dilute(self, part: float) -> None:
+        """Allow less: those that were seen before are only `part` of the new version's now."""
+        for evidence in self.evidence.values():
+            evidence.allowance *= part
+
     @property
     def log(self) -> float:
         """Return the natural logarithm of the evidence in all regards together."""
         return log_sum(math.log(WEIGHTS[it]) + each.log for it, each in self.evidence.items())
+
+    @property
+    def part_of_proof(self) -> float:
+        """Return the part of the evidence that takes a version back, 0 to 1."""
+        return min(1.0, math.exp(self.log) * ALPHA)
 
     @property
     def is_worse(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from gateway.columns import moment_made, text
 
@@ -30,4 +31,34 @@ pins = sa.Table(
     text("scope_id"),
     sa.Column("version", sa.Integer, nullable=False),
     moment_made(),
+)
+
+rollouts = sa.Table(
+    "model_rollouts",
+    metadata,
+    text("id", key=True),
+    text("operator_org"),
+    text("model"),
+    sa.Column("from_version", sa.Integer, nullable=False),
+    sa.Column("to_version", sa.Integer, nullable=False),
+    sa.Column("steps", ARRAY(sa.Integer), nullable=False),
+    sa.Column("least", sa.Integer, nullable=False),
+    sa.Column("watch", sa.Integer, nullable=False),
+    text("state"),
+    sa.Column("step", sa.Integer, nullable=False),
+    text("reason"),
+    sa.Column("progress", sa.LargeBinary, nullable=False),
+    moment_made(),
+)
+
+outcomes = sa.Table(
+    "model_rollout_outcomes",
+    metadata,
+    text("rollout_id", key=True),
+    sa.Column("step", sa.Integer, primary_key=True),
+    sa.Column("is_new", sa.Boolean, primary_key=True),
+    *(
+        sa.Column(name, sa.BigInteger, nullable=False)
+        for name in ("requests", "refused", "failed", "empty", "cut_off", "late")
+    ),
 )

@@ -44,6 +44,8 @@ class RequestMeter:
         self.on_first_token: Callable[[float], float | None] | None = None
         """Hears how long the first token of the next attempt took, and returns by how much that
         was predicted wrongly."""
+        self.on_event: Callable[[ReplicaEvent], None] | None = None
+        """Hears what each step of a replica brought."""
         self.version: int | None = None
         """The version of the model that serves it; None: the model has none."""
         self.slo_outcome: SloOutcome | None = None
@@ -92,6 +94,8 @@ class RequestMeter:
         the client is shown it before the answer is whole, and `wrote_first` tells when."""
         if self.content is not None:
             self.content.add(event.items)
+        if self.on_event is not None:
+            self.on_event(event)
         if event.queue_time_s is not None and self.queue_time_s is None:
             self.queue_time_s = event.queue_time_s
             self._add_queue(event.queue_time_s)

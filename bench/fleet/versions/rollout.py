@@ -22,7 +22,7 @@ from gateway.registry.comparison import REGARDS, Comparison, Outcomes
 BASELINES = (0.0, 0.01, 0.02, 0.05)
 SHARES = (0.05, 0.25, 0.5)
 MORE = 0.05
-OTHERS = (0.005, 0.1, 0.03)
+OTHERS = (0.005, 0.002, 0.1, 0.03)
 """The shares of both versions in the other regards."""
 WITHIN = 500
 """Requests of the new version, until it is to be taken back."""

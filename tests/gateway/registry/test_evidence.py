@@ -66,6 +66,15 @@ def test_a_version_that_refuses_more_is_found_worse(baseline: float) -> None:
     assert compared.worst == "refused"
 
 
+def test_equal_versions_are_not_told_apart() -> None:
+    rng = random.Random(11)
+    for baseline in (0.0, 0.02, 0.05) * 4:
+        compared = Comparison()
+        for _ in range(100):
+            compared.add(drawn(rng, 10, baseline), drawn(rng, 30, baseline))
+            assert not compared.is_worse
+
+
 def test_one_version_alone_says_nothing() -> None:
     compared = Comparison()
     compared.add(Outcomes(requests=500, refused=400), Outcomes())

@@ -224,6 +224,19 @@ class Maker:
         made = await self.post(f"{ADMIN}/models/pins", await self.pin_body())
         return f"{ADMIN}/models/pins/{made['id']}"
 
+    async def rollout_body(self) -> dict[str, Any]:
+        made = await self.post(f"{ADMIN}/models/versions", await self.version_body())
+        return {"model": made["model"], "version": 2, "steps": [5, 50], "watch": 100}
+
+    async def rollout(self) -> str:
+        made = await self.post(f"{ADMIN}/models/rollouts", await self.rollout_body())
+        return f"{ADMIN}/models/rollouts/{made['id']}"
+
+    async def paused_rollout(self) -> str:
+        path = await self.rollout()
+        await self.world.call("POST", f"{path}/pause", {})
+        return path
+
     async def stored(self, part: str, content: dict[str, Any]) -> str:
         """Return the path of a stored setting, of models or of MCP servers."""
         path = f"{ADMIN}/settings/{part}"
@@ -380,6 +393,10 @@ async def make_pin(maker: Maker) -> Change:
     return Change(path=f"{ADMIN}/models/pins", body=await maker.pin_body())
 
 
+async def make_rollout(maker: Maker) -> Change:
+    return Change(path=f"{ADMIN}/models/rollouts", body=await maker.rollout_body())
+
+
 async def admin_key(maker: Maker) -> str:
     made = await maker.post(f"{ORG}/admin_api_keys", {"name": "k"})
     return f"{ORG}/admin_api_keys/{made['id']}"
@@ -469,6 +486,11 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ("DELETE", f"{ADMIN}/models/versions/{{version_id}}"): at(Maker.version),
     ("POST", f"{ADMIN}/models/pins"): make_pin,
     ("DELETE", f"{ADMIN}/models/pins/{{pin_id}}"): at(Maker.pin),
+    ("POST", f"{ADMIN}/models/rollouts"): make_rollout,
+    ("POST", f"{ADMIN}/models/rollouts/{{rollout_id}}/pause"): at(Maker.rollout, "/pause"),
+    ("POST", f"{ADMIN}/models/rollouts/{{rollout_id}}/resume"): at(Maker.paused_rollout, "/resume"),
+    ("POST", f"{ADMIN}/models/rollouts/{{rollout_id}}/abort"): at(Maker.rollout, "/abort"),
+    ("POST", f"{ADMIN}/models/rollouts/{{rollout_id}}/complete"): at(Maker.rollout, "/complete"),
     ("PATCH", f"{ADMIN}/keys/{{key_id}}"): at(Maker.key, body={"name": "other"}),
     ("POST", f"{ADMIN}/keys/{{key_id}}/revoke"): at(Maker.key, "/revoke"),
     ("POST", f"{ADMIN}/keys/{{key_id}}/rotate"): at(Maker.key, "/rotate"),

@@ -196,6 +196,7 @@ NUMBERS = {
     "FleetReplicaView.kv_used": "a share",
     "FleetReplicaView.hit_rate": "a share",
     "FleetReplicaView.prefill_tokens_per_s": "tokens a second",
+    "RolloutView.part_of_proof": "a share",
     "PlannedModel.rate": "requests a second",
     "PlannedModel.expected_rate": "requests a second",
     "PlannedModel.work": "replicas' work a second",

@@ -47,6 +47,7 @@ from gateway.mcp.approvals import PostgresApprovals
 from gateway.permissions import IDENTITY_SCOPES, KEY_SCOPES
 from gateway.processes import database
 from gateway.registry.changes import add_version, set_pin
+from gateway.registry.rollout_changes import start_rollout
 from gateway.registry.version_table import RegisteredVersion
 from gateway.routes.shared.services import Services
 from gateway.settings.load import Settings, load
@@ -444,6 +445,9 @@ class Running:
     def make_pin(self, *_: Any) -> str:
         return self.run(self.new_pin())
 
+    def make_rollout(self, *_: Any) -> str:
+        return self.run(self.new_rollout())
+
     async def new_version(self) -> RegisteredVersion:
         model = f"model-{next(self._numbers)}"
         async with tenant(self.services.system_db, self.org_id) as conn:
@@ -465,6 +469,21 @@ class Running:
                 scope="org",
                 scope_id=self.org_id,
                 version=version.version,
+                operator_org=self.org_id,
+                actor=COMMAND_LINE,
+            )
+        return made.id
+
+    async def new_rollout(self) -> str:
+        version = await self.new_version()
+        async with tenant(self.services.system_db, self.org_id) as conn:
+            made = await start_rollout(
+                conn,
+                model=version.model,
+                version=version.version,
+                steps=(5,),
+                least=1,
+                watch=0,
                 operator_org=self.org_id,
                 actor=COMMAND_LINE,
             )

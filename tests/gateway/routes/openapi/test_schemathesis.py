@@ -71,6 +71,7 @@ VERBS = frozenset(
     {
         *("archive", "cancel", "finalize", "grant", "lift", "lift-suspension"),
         *("password-reset", "ping", "redeliver", "revoke", "rotate", "approve", "deny"),
+        *("pause", "resume", "abort", "complete"),
     }
 )
 """At the end of a path: what is done to what it names, without any word more."""

@@ -69,7 +69,7 @@ REPEATABLE = {
 CHANGING = sorted(RECIPES)
 VERBS = (
     *("/archive", "/revoke", "/rotate", "/rotate-secret", "/lift-suspension", "/grant", "/fail"),
-    *("/approve", "/deny"),
+    *("/approve", "/deny", "/pause", "/resume", "/abort", "/complete"),
 )
 """At the end of a path: what is done to what the rest of it names."""
 

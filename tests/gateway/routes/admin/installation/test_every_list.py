@@ -85,6 +85,10 @@ async def add_pin(maker: Maker, _path: str) -> None:
     await maker.pin()
 
 
+async def add_rollout(maker: Maker, _path: str) -> None:
+    await maker.rollout()
+
+
 async def add_member(maker: Maker, path: str) -> None:
     await maker.post(path, {"user_id": await maker.user(), "role": "member"})
 
@@ -297,6 +301,7 @@ LISTS: dict[str, Fill] = {
     f"{ADMIN}/fleet": nothing,
     f"{ADMIN}/models": nothing,
     f"{ADMIN}/models/pins": add_pin,
+    f"{ADMIN}/models/rollouts": add_rollout,
     f"{ADMIN}/models/versions": add_version,
     f"{ADMIN}/oauth/clients": posts(Maker.client_body),
     f"{ADMIN}/oauth/grants": add_grant,

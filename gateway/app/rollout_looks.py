@@ -1,0 +1,88 @@
+"""Adds what one worker counted of its rollouts to what all did, and lets that decide: while a
+rollout is under way, every LOOK_S.
+
+A worker that ends takes the counts of its last second along, those of either version alike. What
+is decided is heard of as any change of versions is, by the worker that decided, too.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from foundation.periodic import Periodic
+from gateway.db import tenant
+from gateway.fleet.router import Fleet
+from gateway.registry.rollout import ModelRollout
+from gateway.registry.rollout_changes import add_outcomes, look_at
+from gateway.registry.version_table import RolloutShare
+from gateway.tenancy.errors import NotFound
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+REST_S = 300.0
+"""Without a rollout nobody looks, until the versions are read anew."""
+
+
+class RolloutLooks:
+    """The looks of one worker. `db`: of a role that sees the installation's tables."""
+
+    def __init__(self, db: AsyncEngine, fleet: Fleet) -> None:
+        self._db, self._fleet = db, fleet
+        self._looking = Periodic(
+            "look at rollouts",
+            lambda: LOOK_S if fleet.versions.shares else REST_S,
+            self.look,
+            log=log,
+            failure="rollouts are not looked at: they stay as they are",
+            expected=(OSError, SQLAlchemyError),
+        )
+
+    def wake(self) -> None:
+        """Look soon: there may be another rollout."""
+        self._looking.wake()
+
+    async def look(self) -> None:
+        """Raises: OSError, SQLAlchemyError."""
+        for share in self._fleet.versions.shares:
+            await self._look_at(share)
+
+    async def _look_at(self, share: RolloutShare) -> None:
+        rollout, taken = share.rollout, share.tally.take()
+        try:
+            if any(each.requests for each in taken):
+                async with self._db.begin() as conn:
+                    await add_outcomes(conn, rollout, taken)
+        except BaseException:
+            share.tally.give_back(taken)
+            raise
+        is_served = self._fleet.route_of(share.new_version.served_by) is not None
+        try:
+            async with tenant(self._db, rollout.operator_org) as conn:
+                changed = await look_at(conn, rollout.id, is_served=is_served)
+        except NotFound:
+            return  # it was removed just now
+        if changed is not None:
+            tell(*changed)
+
+    def start(self) -> None:
+        self._looking.start()
+
+    async def close(self) -> None:
+        await self._looking.close()
+
+
+def tell(before: ModelRollout, after: ModelRollout) -> None:
+    """Log what became of a rollout."""
+    if (before.state, before.step) == (after.state, after.step):
+        return
+    level = logging.WARNING if after.state == "taken_back" else logging.INFO
+    what = f"is at {after.percent} %" if after.is_active else after.state.replace("_", " ")
+    log.log(
+        level,
+        "rollout of version %d of %s %s: %s",
+        *(after.to_version, after.model, what, after.reason or "its step is over"),
+    )
