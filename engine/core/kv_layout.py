@@ -24,7 +24,7 @@ HASHES = "weights.json"
 def layout_digest(resolved: ResolvedConfig, block_bytes: int, hashes: Path | None) -> bytes:
     """Return the 32 bytes of the name. hashes: the file that keeps what was hashed before; None:
     nothing is kept. Raises OSError."""
-    config = resolved.config
+    config, machine = resolved.config, [resolved.device, str(torch.__version__)]
     contents = contents_of(_folders(config), hashes).items()
     parts = {
         "format": FORMAT,
@@ -37,7 +37,7 @@ def layout_digest(resolved: ResolvedConfig, block_bytes: int, hashes: Path | Non
         "max_model_len": config.max_model_len,
         "block": [BLOCK_SIZE, block_bytes],
         # What is promised to the bit is not mixed with what another machine rounds otherwise.
-        "deterministic": [resolved.device, torch.__version__] if config.deterministic else None,
+        "deterministic": machine if config.deterministic else None,
     }
     return hashlib.blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=32).digest()
 

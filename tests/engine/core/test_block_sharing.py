@@ -90,7 +90,10 @@ def digests_of(core: EngineCore, prompt: Sequence[int]) -> list[bytes]:
     return core._scheduler.cache.prompt_digests(sequence(prompt))[1:]
 
 
-@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "fp8"}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"kv_cache_dtype": "fp8"}, {"dtype": "bfloat16"}, {"deterministic": True}],
+)
 def test_blocks_are_read_as_they_are_in_the_pool(start: Starts, options: dict[str, Any]) -> None:
     core = start(**options)
     text, _ = run(core, "first", LONG)
