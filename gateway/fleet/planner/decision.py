@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.fleet.planner.sizing import PoolLoad, late_share, replicas_needed
+from gateway.fleet.planner.sizing import PoolLoad, late_share, replicas_needed, roles_needed
 from gateway.lanes import Slo
 
 CLEAR_S = 20.0
@@ -30,12 +30,23 @@ BATCH_S = 1800.0
 """The same of batches: nobody waits for them."""
 
 Cause = Literal[
-    "least", "arrivals", "waiting", "late", "kv", "batches", "busy", "idle", "usual", "cooldown"
+    "least",
+    "arrivals",
+    "roles",
+    "waiting",
+    "late",
+    "kv",
+    "batches",
+    "busy",
+    "idle",
+    "usual",
+    "cooldown",
 ]
-"""Why so many: `least`: the settings say it. `arrivals`: what is forecast to come. `waiting`: what
-waits already. `late`: first tokens are predicted later than they may be. `kv`: the KV cache.
-`batches`: batches that wait. `busy`: something runs or is asked. `idle`: nothing was asked for
-long. `usual`: on other days something comes soon. `cooldown`: so many were needed lately."""
+"""Why so many: `least`: the settings say it. `arrivals`: what is forecast to come. `roles`: fewer
+would do for that if some of them computed prompts for the others. `waiting`: what waits already.
+`late`: first tokens are predicted later than they may be. `kv`: the KV cache. `batches`: batches
+that wait. `busy`: something runs or is asked. `idle`: nothing was asked for long. `usual`: on other
+days something comes soon. `cooldown`: so many were needed lately."""
 
 
 class PoolBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +154,11 @@ def _reasons(seen: PoolObservation, bounds: PoolBounds) -> list[Reason]:
             f"{100 * share:.1f} % late with {arrivals}"
         )
         found.append(Reason("arrivals", arrivals, text))
+        roles = roles_needed(load, bounds.slo, bounds.target, arrivals - 1)
+        if roles is not None:
+            prefill, decode = roles
+            text = f"prefill = {prefill} and decode = {decode} are expected to do for what comes"
+            found.append(Reason("roles", prefill + decode, text))
     too_much_s = seen.waiting_s - seen.running * bounds.slo.ttft_s
     if too_much_s > 0:
         waiting = math.ceil(load.work_s + too_much_s / CLEAR_S)

@@ -61,10 +61,27 @@ def replicas_needed(load: PoolLoad, slo: Slo, target: float, most: int) -> int:
     0 where nothing comes."""
     if load.work_s <= 0:
         return 0
-    share = min(MOST_STEP_SHARE, load.step_s / slo.tpot_s)
-    by_tokens = load.work_s / (1 - share)
-    first = max(1, math.ceil(by_tokens - 1e-9))
+    first = max(1, math.ceil(load.work_s / (1 - step_share(load, slo)) - 1e-9))
     for replicas in range(first, most):
         if late_share(load, slo, replicas) <= 1 - target:
             return replicas
     return most
+
+
+def roles_needed(load: PoolLoad, slo: Slo, target: float, most: int) -> tuple[int, int] | None:
+    """Return the fewest replicas that compute prompts for others, and of those others, that meet
+    the objective together; None: more than `most`, or nothing comes. What is read of each other
+    takes no time here."""
+    if load.work_s <= 0:
+        return None
+    decode = max(1, math.ceil(load.decodes_s / (1 - step_share(load, slo)) - 1e-9))
+    prompts = msgspec.structs.replace(load, decodes_s=0.0)
+    for prefill in range(1, most - decode + 1):
+        if late_share(prompts, slo, prefill) <= 1 - target:
+            return prefill, decode
+    return None
+
+
+def step_share(load: PoolLoad, slo: Slo) -> float:
+    """Return the part of a replica's time that the fixed seconds of steps are to have left."""
+    return min(MOST_STEP_SHARE, load.step_s / slo.tpot_s)

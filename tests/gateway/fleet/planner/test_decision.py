@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.fleet.planner.decision import Decision, PastNeed, PoolBounds, PoolObservation, decide
-from gateway.fleet.planner.sizing import PoolLoad, late_share, replicas_needed
+from gateway.fleet.planner.sizing import PoolLoad, late_share, replicas_needed, roles_needed
 from gateway.lanes import Slo
 from tests.budget import examples
 
@@ -151,3 +151,16 @@ def test_each_reason_is_told() -> None:
     after = decide(msgspec.structs.replace(quiet, batch_waiting_s=0), of, decision.past)
     assert (after.needed, after.wanted) == (1, 3)
     assert after.reasons[0].cause == "cooldown" and "30 s of cool-down" in after.why
+
+
+def test_roles_are_named_where_fewer_would_do_with_them() -> None:
+    """A strict objective of tokens leaves no time for prompts beside them."""
+    load = PoolLoad(prompts_s=2.6, decodes_s=1.3, mean_prompt_s=0.39, residual_s=1.1, step_s=0.005)
+    seen = PoolObservation(now_s=0.0, running=8, load=load, start_s=10.0)
+    strict, loose = Slo(ttft_s=5.0, tpot_s=0.008), Slo(ttft_s=0.5, tpot_s=0.05)
+    assert replicas_needed(load, strict, 0.99, 32) == 10
+    assert roles_needed(load, strict, 0.99, 32) == (4, 4)
+    for slo, is_named in ((strict, True), (loose, False)):
+        decision = decide(seen, PoolBounds(least=1, most=32, slo=slo))
+        assert ("roles" in [each.cause for each in decision.reasons]) == is_named
+        assert decision.wanted == replicas_needed(load, slo, 0.99, 32)
