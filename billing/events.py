@@ -136,9 +136,10 @@ Tags = dict[str, str]
 """Labels by which a client has its requests counted (`ledger.tags`)."""
 Kind = Literal["usage", "waste"]
 """Waste was generated and never delivered; the house pays for it."""
-Finish = Literal["done", "disconnect", "error", "recovered", "failover"]
+Finish = Literal["done", "disconnect", "error", "recovered", "failover", "moved"]
 """The end of an attempt. `failover`: its replica was lost, and another attempt went on with what it
-had begun; of waste, what that one computed again for it."""
+had begun; of waste, what that one computed or read again for it. `moved`: it computed the prompt
+for another one, which goes on."""
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -3,6 +3,7 @@
     routers    routers on a trace near saturation, the shipped one beside the formulas of others
     hot        how even replicas work where all prompts have one beginning
     paced      the same with agents that never wait for each other
+    roles      where engines that compute prompts for others serve more than engines that do both
     overload   what is refused, and what is served in time, where more comes than can be computed
     index      what it costs to find who has a prompt cached, and how late that is known
     live       the hit rate of several real engines against that of one with as much cache
@@ -25,6 +26,7 @@ COMMANDS = {
     "hot": "bench.fleet.spread",
     "paced": "bench.fleet.spread",
     "overload": "bench.fleet.overload",
+    "roles": "bench.fleet.pools.roles",
     "choice": "bench.fleet.choice",
     "rollout": "bench.fleet.versions.rollout",
     "index": "bench.fleet.index",

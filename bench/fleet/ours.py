@@ -4,14 +4,16 @@ replica by each worker, whose counts of what was sent all workers share."""
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from bench.fleet.trace import BLOCK_TOKENS
 from bench.fleet.world import NUM_WORKERS, FleetWorld, RequestFate
 from engine.protocol import ReplicaStatus
 from gateway.fleet.engine_view import EngineView
 from gateway.fleet.predicted_time import PredictionError, Prompt
+from gateway.fleet.roles import choose_by_role, choose_to_go_on, pools_of
 from gateway.fleet.router import idle_prefill_s
-from gateway.fleet.routing import candidates_of, choose
+from gateway.fleet.routing import Candidate, Choice, candidates_of, choose
 from gateway.fleet.sent_work import SentWork
 from gateway.lanes import Slo
 
@@ -44,8 +46,10 @@ class PredictedTime:
             for replica in self.world.replicas
         ]
         factor = self.errors[fate.worker].factor
-        candidates = candidates_of(views, asked.input_length, cached, "interactive", factor)
-        choice = choose(candidates)
+        candidates = candidates_of(
+            *(views, asked.input_length, cached, "interactive", factor), fetches=False
+        )
+        choice = self.choice_of(views, candidates, fate)
         if self.slo is not None and choice.least_s > self._limit_s(fate, self.slo):
             return None
         chosen = choice.order[0]
@@ -55,9 +59,48 @@ class PredictedTime:
         self._raw[id(fate)] = found.predicted_s / factor
         return chosen
 
+    def choice_of(
+        self, views: Sequence[EngineView], candidates: Sequence[Candidate], fate: RequestFate
+    ) -> Choice:
+        return choose(candidates)
+
     def began(self, fate: RequestFate) -> None:
         self.errors[fate.worker].observe(self._raw.pop(id(fate)), fate.ttft_s)
 
     def _limit_s(self, fate: RequestFate, slo: Slo) -> float:
         idle_s = idle_prefill_s(self.views[fate.worker], fate.asked.input_length)
         return slo.first_token_limit_s(idle_s)
+
+
+class PredictedTimeByRole(PredictedTime):
+    """The same where the first replicas compute prompts for the others. `ttft_s`: the objective of
+    first tokens; None: there is none."""
+
+    def __init__(self, world: FleetWorld, rng: random.Random, ttft_s: float | None = None) -> None:
+        super().__init__(world, rng)
+        self._ttft_s = ttft_s
+
+    def choice_of(
+        self, views: Sequence[EngineView], candidates: Sequence[Candidate], fate: RequestFate
+    ) -> Choice:
+        setup = self.world.setup
+        pools = pools_of([at < setup.num_prefill for at in range(setup.num_replicas)])
+        assert pools is not None, "a world without roles"
+        choice = choose(candidates, pools.decode)
+        if fate.asked.output_length > 1:
+            tokens = fate.asked.input_length
+            choice = choose_by_role(choice, views, pools, tokens, self._ttft_s)
+        fate.moves = choice.split is not None
+        return choice
+
+    def choose_next(self, fate: RequestFate, now_s: float) -> int:
+        self.now_s = max(self.now_s, now_s)
+        views, tokens = self.views[fate.worker], fate.asked.input_length
+        setup = self.world.setup
+        pool = range(setup.num_prefill, setup.num_replicas)
+        candidates = candidates_of(
+            *(views, tokens, [tokens] * len(views), "interactive"), fetches=False
+        )
+        chosen = choose_to_go_on(candidates, views, pool).order[0]
+        views[chosen].send(Prompt.of(tokens, tokens), "interactive")
+        return chosen

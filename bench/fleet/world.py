@@ -16,16 +16,22 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
 from bench.fleet.trace import BLOCK_TOKENS, TracedRequest
 from bench.sim.cost import Cost
 from bench.sim.world import IDLE
-from engine.protocol import LaneStatus, ReplicaStatus
+from engine.protocol import LaneStatus, PeerStatus, ReplicaStatus
 
 NUM_WORKERS = 4
+READ_S = 2e-3
+"""Until the first tokens of another replica are read."""
+KV_BLOCK_TOKENS = 16
+"""Reading ends with a block of the engine's, which are smaller than those of a trace."""
+SLICE_S = 0.01
+"""How often it is looked whose prompt is computed, where others go on."""
 
 
 class FleetSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +44,10 @@ class FleetSetup(msgspec.Struct, frozen=True, kw_only=True):
     status_interval_s: float = 0.1
     frozen: bool = False
     """No status is told after the first one."""
+    num_prefill: int = 0
+    """So many of the replicas, the first ones, compute prompts for the others."""
+    read_token_s: float = 0.0
+    """Seconds to read the KV of a token from another replica."""
 
 
 @dataclass(slots=True)
@@ -56,6 +66,10 @@ class RequestFate:
     last_s: float = math.inf
     predicted_s: float | None = None
     computed: int = 0
+    moves: bool = False
+    """Its prompt is computed by one replica, and another one goes on."""
+    came_s: float = 0.0
+    """When it came to the replica that has it."""
     pinned: list[int] = field(default_factory=list)
     own_blocks: int = 0
     """The blocks of its answer and of the end of its prompt."""
@@ -68,6 +82,15 @@ class RequestFate:
     def tpot_s(self) -> float:
         more = self.asked.output_length - 1
         return (self.last_s - self.first_s) / more if more else 0.0
+
+    @property
+    def missing(self) -> int:
+        """Return the tokens of its prompt that are not computed yet."""
+        return self.asked.input_length - self.computed
+
+    @property
+    def missing_pairs(self) -> float:
+        return self.missing * (self.computed + self.missing / 2)
 
     @property
     def was_refused(self) -> bool:
@@ -85,6 +108,13 @@ class Router(Protocol):
 
     def began(self, fate: RequestFate) -> None:
         """Hear that a request has its first token."""
+
+
+class RoleRouter(Router, Protocol):
+    """Also chooses who goes on behind a prompt."""
+
+    def choose_next(self, fate: RequestFate, now_s: float) -> int:
+        """Return the replica that goes on with a request that `moves`."""
 
 
 class SimulatedCache:
@@ -169,14 +199,21 @@ class SimulatedReplica:
         self._waiting_tokens = 0
         self._waiting_pairs = 0.0
         self._said_at_s = -math.inf
+        self._peer: PeerStatus | None = None
+        if setup.num_prefill:
+            self._peer = PeerStatus(
+                address="", layout=b"", read_s=READ_S, read_token_s=setup.read_token_s
+            )
+        self.moved: deque[RequestFate] = deque()
+        """Requests with a first token that another replica is to go on with."""
         self.begun: deque[RequestFate] = deque()
         """Requests with a first token of which nobody has heard yet."""
 
     def add(self, fate: RequestFate) -> None:
         """Queue a request that came at `now_s` of its own clock, or during the step before that."""
         if not (self._waiting or self._prompts or self._ends):
-            self.now_s = max(self.now_s, fate.asked.arrival_s)
-        fate.num_found = self._find(fate) * BLOCK_TOKENS
+            self.now_s = max(self.now_s, fate.came_s)
+        fate.num_found = fate.computed or self._find(fate) * BLOCK_TOKENS
         self._waiting.append(fate)
         missing = fate.asked.input_length - fate.num_found
         self._waiting_tokens += missing
@@ -208,7 +245,8 @@ class SimulatedReplica:
             self._waiting_tokens -= missing
             self._waiting_pairs -= missing * (fate.num_found + missing / 2)
             self.cache.start(fate, found)
-            fate.cached = fate.computed = found * BLOCK_TOKENS
+            if not fate.computed:
+                fate.cached = fate.computed = found * BLOCK_TOKENS
             self._prompts.append(fate)
 
     def _find(self, fate: RequestFate) -> int:
@@ -239,15 +277,24 @@ class SimulatedReplica:
             self.cache.computed(fate)
         for fate in done:
             self._prompts.popleft()
+            self._say_token(fate)
+
+    def _say_token(self, fate: RequestFate) -> None:
+        """Say the token behind a prompt: the first one, or the next where that was said before."""
+        said = 1 if math.isinf(fate.first_s) else 2
+        if said == 1:
             fate.first_s = self.now_s
             self.begun.append(fate)
-            if fate.asked.output_length == 1:
-                self._end(fate)
-                continue
+        if fate.asked.output_length == said:
+            self._end(fate)
+        elif fate.moves and said == 1:
+            self.cache.end(fate)
+            self.moved.append(fate)
+        else:
             self._num_started += 1
-            end = self._num_steps + fate.asked.output_length - 1
+            end = self._num_steps + fate.asked.output_length - said
             heappush(self._ends, (end, self._num_started, fate))
-            self._context += fate.asked.input_length + 1
+            self._context += fate.asked.input_length + said
 
     def _decode_on(self, until_s: float) -> None:
         """Run steps that only decode: until one ends, or a step begins after `until_s`."""
@@ -285,9 +332,8 @@ class SimulatedReplica:
     def status(self) -> ReplicaStatus:
         left, pairs = self._waiting_tokens, self._waiting_pairs
         for fate in self._prompts:
-            missing = fate.asked.input_length - fate.computed
-            left += missing
-            pairs += missing * (fate.computed + missing / 2)
+            left += fate.missing
+            pairs += fate.missing_pairs
         lane = LaneStatus(
             num_running=len(self._ends) + len(self._prompts),
             num_waiting=len(self._waiting),
@@ -306,6 +352,7 @@ class SimulatedReplica:
             max_step_tokens=self._setup.max_step_tokens,
             context_tokens=self._context,
             lanes={"interactive": lane},
+            peer=self._peer,
         )
 
 
@@ -316,6 +363,9 @@ class FleetWorld:
         self.setup = setup
         self.replicas: list[SimulatedReplica] = []
         self.fates: list[RequestFate] = []
+        self._now_s = 0.0
+        self._moving: list[RequestFate] = []
+        """Those whose KV is on its way."""
 
     def run(self, requests: Sequence[TracedRequest], router: Router) -> list[RequestFate]:
         """Run a trace until all is answered."""
@@ -323,21 +373,51 @@ class FleetWorld:
             SimulatedReplica(number, self.setup, router)
             for number in range(self.setup.num_replicas)
         ]
+        for replica in self.replicas if self._moves else ():
+            router.heard(replica.number, replica.status(), 0.0)  # as on connection
         for number, asked in enumerate(requests):
             now_s, worker = asked.arrival_s, number % NUM_WORKERS
-            for replica in self.replicas:
-                replica.run(now_s)
-                self._tell_begun(replica, router, now_s)
-            fate = RequestFate(asked, worker)
+            self._run_until(now_s, router)
+            fate = RequestFate(asked, worker, came_s=now_s)
             self.fates.append(fate)
             chosen = router.choose(fate, now_s)
             if chosen is not None:
                 fate.replica = chosen
                 self.replicas[chosen].add(fate)
-        for replica in self.replicas:
-            replica.run(math.inf)
-            self._tell_begun(replica, router, math.inf)
+        while any(math.isinf(fate.last_s) and not fate.was_refused for fate in self.fates):
+            self._run_until(self._now_s + 1.0 if self._moves else math.inf, router)
         return self.fates
+
+    @property
+    def _moves(self) -> bool:
+        return self.setup.num_prefill > 0
+
+    def _run_until(self, now_s: float, router: Router) -> None:
+        """Run all replicas; those that others wait for a slice of time after the other."""
+        while self._now_s < now_s:
+            until_s = min(now_s, self._now_s + SLICE_S) if self._moves else now_s
+            for replica in self.replicas:
+                replica.run(until_s)
+                self._tell_begun(replica, router, until_s)
+                self._moving.extend(replica.moved)
+                replica.moved.clear()
+            self._now_s = until_s
+            if self._moving:
+                self._move(cast("RoleRouter", router))
+
+    def _move(self, router: RoleRouter) -> None:
+        """Let others go on with those whose KV they have by now."""
+        still: list[RequestFate] = []
+        for fate in self._moving:
+            front = (fate.asked.input_length - 1) // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
+            ready_s = fate.first_s + READ_S + self.setup.read_token_s * front
+            if ready_s > self._now_s:
+                still.append(fate)
+                continue
+            fate.replica = router.choose_next(fate, self._now_s)
+            fate.computed, fate.came_s = front, ready_s
+            self.replicas[fate.replica].add(fate)
+        self._moving = still
 
     def _tell_begun(self, replica: SimulatedReplica, router: Router, now_s: float) -> None:
         while replica.begun and replica.begun[0].first_s <= now_s:

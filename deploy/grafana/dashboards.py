@@ -240,6 +240,12 @@ FLEET = Dashboard(
             "s",
         ),
         Panel(
+            "From prefill to decode engines",
+            p50_p99("tollgate_handover_seconds", "model", where=MODEL),
+            "s",
+            "From the first token to the next one, of another engine.",
+        ),
+        Panel(
             "First tokens asked of a second engine",
             [("{{outcome}}", rate("tollgate_hedges_total", "outcome", where=MODEL))],
             "ops",

@@ -11,6 +11,7 @@ FleetError                  code for clients
 ├── UpstreamRefused         its own             an upstream's 4xx, for the client to read
 ├── DeadlinePassed          deadline_exceeded   the client's own time for it is over
 └── ReplicaLost             none                after the first event; usage so far stands
+    └── PromptComputed      none                another replica is to go on, as planned
 """
 
 from __future__ import annotations
@@ -107,3 +108,8 @@ class ReplicaLost(FleetError):
     ) -> None:
         super().__init__(message)
         self.rest, self.by_step = rest, by_step
+
+
+class PromptComputed(ReplicaLost):
+    """Says that a replica computed a prompt for another one and said its first token. Nothing is
+    lost: `rest` is what the other one goes on with."""

@@ -105,6 +105,11 @@ class StepPrice(msgspec.Struct, frozen=True, gc=False):
             self.token_s * missing + self.pair_s * pairs - self.beside_s * (-missing // self.chunk)
         )
 
+    def held_up_seconds(self, missing: int, cached: int = 0) -> float:
+        """Return by how much one prompt holds up each request that decodes beside it."""
+        pairs = missing * (cached + 0.5 * (missing + 1))
+        return self.token_s * missing + self.pair_s * pairs
+
     def idle_seconds(self, missing: int) -> float:
         """Return what one prompt would take if nothing else ran and nothing were cached."""
         idle = msgspec.structs.replace(self, beside_s=self.step_s)

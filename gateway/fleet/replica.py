@@ -32,6 +32,10 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The replica's private data, which `stream` takes back."""
     fetch: KVSource | None = None
     """The engine that the replica may read the prompt's beginning from."""
+    prefill_only: bool = False
+    """The replica says the first token alone, and `stream` raises PromptComputed behind it."""
+    computed_by: str | None = None
+    """The name of the replica that computed the prompt for others."""
 
 
 class ReplicaHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +192,8 @@ class ViewedReplica(Replica, Protocol):
     """A replica whose work is known: one of our own engines."""
 
     view: EngineView
+    is_prefill: bool
+    """It computes prompts for others of its model."""
 
     @property
     def is_available(self) -> bool: ...
@@ -200,6 +206,10 @@ class ViewedReplica(Replica, Protocol):
     ) -> Sequence[int]:
         """Return how many tokens of a prompt's front each of these replicas, of one model, probably
         has cached."""
+        ...
+
+    def may_split(self, prepared: PreparedRequest) -> bool:
+        """Tell whether one engine can compute the prompt and another one go on."""
         ...
 
 

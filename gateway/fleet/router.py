@@ -21,6 +21,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -38,7 +39,8 @@ from gateway.fleet.replica import (
     are_viewed,
     is_viewed,
 )
-from gateway.fleet.routing import Choice, candidates_of, choose, lead
+from gateway.fleet.roles import choose_by_role, choose_to_go_on, pools_of
+from gateway.fleet.routing import Candidate, Choice, candidates_of, choose, lead
 from gateway.fleet.sent_work import AskedWork
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.generate_request import Dialect, GenerateRequest, ModelKind
@@ -55,6 +57,8 @@ MIN_LATE_S = 0.5
 MAX_DOUBLINGS = 5
 """As many reach `COOL_DOWN_MAX_S`; two to the power of all failures is more than a float holds."""
 
+EngineRole = Literal["both", "prefill", "decode"]
+"""The part of requests that an engine of ours does."""
 
 BUSIER, BUSIER_REQUESTS = 0.25, 1.0
 """The slack, as a share of the mean load and in requests per weight: a replica that has the prefix
@@ -127,9 +131,10 @@ class RoutedRequest(msgspec.Struct, kw_only=True):
 
     def for_first(self, prepared: PreparedRequest) -> PreparedRequest:
         """Return the request as the first replica is asked it."""
-        if prepared.fetch == self.fetch:
+        splits = self.choice is not None and self.choice.split is not None
+        if (prepared.fetch, prepared.prefill_only) == (self.fetch, splits):
             return prepared
-        return msgspec.structs.replace(prepared, fetch=self.fetch)
+        return msgspec.structs.replace(prepared, fetch=self.fetch, prefill_only=splits)
 
     @property
     def prompt_s(self) -> float:
@@ -177,8 +182,18 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     """Its engines are started when somebody asks for it (`gateway.fleet.planner`)."""
     wakes_in_s: float | None = None
     """How long that took when it was last; None: nobody knows."""
+    has_roles: bool = False
+    """Some of its engines compute prompts for the others."""
     speaks_vllm: bool = False
     """Our engine does as vLLM's servers do where they do otherwise than OpenAI."""
+
+    def role_of(self, replica: Replica) -> EngineRole | None:
+        """Return what a replica of it does of requests; None: it is an upstream."""
+        if not is_viewed(replica):
+            return None
+        if not self.has_roles:
+            return "both"
+        return "prefill" if replica.is_prefill else "decode"
 
     @property
     def dialect(self) -> Dialect:
@@ -299,7 +314,11 @@ class Fleet:
         if len(route.replicas) == 1:
             return route.replicas
         if are_viewed(route.replicas):
-            return self._able_first(route.replicas)
+            able = self._able_first(route.replicas)
+            if route.has_roles:
+                # Those that decode say how long a request may be: a prompt need not go elsewhere.
+                able = sorted(able, key=lambda each: each.is_prefill)
+            return able
         found = [(each, each.health()) for each in route.replicas]
         # Where all are, a change of settings took away the last one that was not.
         found = [each for each in found if not each[1].is_drained] or found
@@ -337,26 +356,26 @@ class Fleet:
         factor, tokens = error.factor, prepared.input_tokens
         able = (self._able(replicas) or replicas) if len(replicas) > 1 else replicas
         cached, views = able[0].cached_tokens(prepared, able), [each.view for each in able]
+        if (source := prepared.computed_by) is not None:
+            has_all = [tokens if each.name == source else 0 for each in able]
+            cached = [*map(max, cached, has_all)]
         candidates = candidates_of(
             *(views, tokens, cached, priority.lane, factor), fetches=self._fetches
         )
         choice, best = None, 0
         if len(replicas) > 1:
-            choice = choose(candidates)
-            if affinity is not None:
-                home = self._home(able, affinity)
-                worth_s = factor * views[home].price.own_seconds(tokens)
-                choice = lead(choice, home, worth_s, latest_s(idle_prefill_s(views, tokens)))
+            choice = self._choose(route, able, prepared, candidates, affinity, latest_s, factor)
             best = choice.order[0]
-            failing = (
-                [each for each in replicas if each not in able] if len(able) < len(replicas) else []
-            )
-            replicas = [*(able[at] for at in choice.order), *failing]
+            chosen = [able[at] for at in choice.order]
+            others = []
+            if len(chosen) < len(replicas):
+                others = [each for each in replicas if each not in chosen]
+            replicas = [*chosen, *others]
         knows = all(view.price.is_learnt for view in views)
         first = candidates[best]
         return RoutedRequest(
             replicas=replicas,
-            soonest_s=min([each.predicted_s for each in candidates]) if knows else None,
+            soonest_s=(first.predicted_s if choice is None else choice.least_s) if knows else None,
             views=views,
             num_tokens=tokens,
             choice=choice,
@@ -366,6 +385,32 @@ class Fleet:
             predicted_s=first.predicted_s / factor if knows else None,
             error=error,
         )
+
+    def _choose(
+        self,
+        route: Route,
+        able: Sequence[ViewedReplica],
+        prepared: PreparedRequest,
+        candidates: Sequence[Candidate],
+        affinity: bytes | None,
+        latest_s: Callable[[float | None], float | None],
+        factor: float,
+    ) -> Choice:
+        """Order the engines that can be asked, of which there may be one."""
+        views, tokens = [each.view for each in able], prepared.input_tokens
+        pools = pools_of([each.is_prefill for each in able]) if route.has_roles else None
+        decode = range(len(able)) if pools is None else pools.decode
+        if pools is not None and prepared.computed_by is not None:
+            return choose_to_go_on(candidates, views, decode)
+        choice = choose(candidates, decode if pools is not None else None)
+        if affinity is not None:
+            home = decode[self._home([able[at] for at in decode], affinity)]
+            worth_s = factor * views[home].price.own_seconds(tokens)
+            choice = lead(choice, home, worth_s, latest_s(idle_prefill_s(views, tokens)))
+        if pools is None or not self._fetches or not able[0].may_split(prepared):
+            return choice
+        promised_s = latest_s(idle_prefill_s(views, tokens))
+        return choose_by_role(choice, views, pools, tokens, promised_s)
 
     def report(self, replica: Replica, *, ok: bool) -> None:
         """Record what came of asking it; `ok=False` when nothing ran, or it was lost amid it. What

@@ -29,10 +29,11 @@ RECENT_SHARE, MOST_RECENT_SHARE = 0.02, 1.0
 they are for a part of it, this over the square of that part."""
 TIE_S = 0.002
 
-RouteReason = Literal["cached", "least_work", "spread", "key"]
+RouteReason = Literal["cached", "least_work", "spread", "key", "split"]
 """Why a replica is first. cached: it is the soonest, and has more of the prompt than another.
 least_work: it is the soonest. spread: another is as soon or sooner, where more is held up or more
-was done lately. key: the client's key leads there."""
+was done lately. key: the client's key leads there. split: one engine computes the prompt, another
+one goes on (`gateway.fleet.roles`)."""
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -58,18 +59,31 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         return self.predicted_s + BESIDE_SHARE * self.beside_s + recent_share * self.recent_s
 
 
+class Split(msgspec.Struct, frozen=True, gc=False):
+    """A prompt that one engine computes for another one, which goes on behind the first token."""
+
+    prefill: int
+    decode: int
+    """Their positions."""
+    transfer_s: float
+    """Seconds until the second one has what the first one computed."""
+
+
 class Choice(msgspec.Struct, frozen=True):
     """Replicas by their positions, the best first."""
 
     order: tuple[int, ...]
+    """Without those of another role than the request's."""
     reason: RouteReason
     candidates: tuple[Candidate, ...]
     """By position."""
+    split: Split | None = None
+    """Its engine of the prefill pool is the first of the order."""
 
     @property
     def least_s(self) -> float:
-        """Return the least predicted seconds of all."""
-        return min(each.predicted_s for each in self.candidates)
+        """Return the least predicted seconds of all in the order."""
+        return min([self.candidates[at].predicted_s for at in self.order])
 
 
 def candidates_of(
@@ -98,8 +112,13 @@ def candidates_of(
     return found
 
 
-def choose(candidates: Sequence[Candidate]) -> Choice:
-    """Order replicas. Those that are alike stay in their order."""
+def choose(candidates: Sequence[Candidate], pool: Sequence[int] | None = None) -> Choice:
+    """Order replicas; those of a pool alone, if one is named. Those that are alike stay in their
+    order."""
+    if pool is not None:
+        chosen = choose([candidates[at] for at in pool])
+        within = tuple(pool[at] for at in chosen.order)
+        return Choice(within, chosen.reason, tuple(candidates))
     share = recent_share(candidates)
     scores = [each.score_s(share) for each in candidates]
     order = sorted(range(len(scores)), key=scores.__getitem__)
@@ -137,6 +156,9 @@ def explain(choice: Choice, names: Sequence[str]) -> str:
     the order of the choice, `model/number`."""
     said = [str(choice.reason)]
     numbers = {at: name.rpartition("/")[2] for name, at in zip(names, choice.order, strict=False)}
+    if (split := choice.split) is not None:
+        where = f"prefill at {numbers[split.prefill]} and decode at {numbers[split.decode]}"
+        said.append(f"{where} after {split.transfer_s:.3g} s")
     for at, number in numbers.items():
         found = choice.candidates[at]
         text = f"{number} in {found.predicted_s:.3g} s"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
@@ -21,7 +21,7 @@ from billing.events import Attempt, Finish, Kind, Quantities, UsageEvent, as_was
 from billing.pricing.rating import RatedUsage
 from billing.spool.spool import Spool
 from foundation.stages import CURRENT_ATTEMPT
-from gateway.fleet.errors import NoSlot, ReplicaLost
+from gateway.fleet.errors import NoSlot, PromptComputed, ReplicaLost
 from gateway.fleet.replica import (
     EventTaker,
     HeardReplica,
@@ -73,6 +73,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     handover: Handover | None = None
     """Goes to another attempt, which decides what this one left open."""
 
+    @property
+    def lost_its_replica(self) -> bool:
+        return self.handover is not None and not self.handover.is_planned
+
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """Holds what an attempt whose replica was lost leaves to the one that goes on."""
@@ -90,6 +94,10 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     replays_left: int
     lost_at: float
     """Monotonic seconds."""
+    is_planned: bool = False
+    """No replica was lost: it computed the prompt for another one."""
+    unacknowledged: tuple[tuple[Replica, str], ...] = ()
+    """The replicas, with the ids of their attempts, that are to hear when `held` is booked."""
 
 
 class ReplicaAttempt:
@@ -120,6 +128,7 @@ class ReplicaAttempt:
         self.replays_left = replays_left
         self.before = NOTHING_USED if handover is None else handover.usage
         self.held = () if handover is None else handover.held
+        self.unacknowledged = () if handover is None else handover.unacknowledged
         if handover is None:
             self.resumes_left = services.max_resumes
             self.pauses = PauseReasons(pausing(replica, record.id))
@@ -127,7 +136,7 @@ class ReplicaAttempt:
         else:
             self.resumes_left = handover.resumes_left
             self.pauses, self.opening = handover.pauses, handover.opening
-            if self.opening is None and call.request.stream:
+            if self.opening is None and call.request.stream and not handover.is_planned:
                 self.opening = to_comment
         self.usage: MeteredUsage | None = None
         self.cache: CacheOutcome | None = None
@@ -157,6 +166,8 @@ class ReplicaAttempt:
                 stage.outcome = "left"
             elif self.is_overtaken and outcome.usage is None:
                 stage.outcome = "overtaken"
+            elif outcome.handover is not None and outcome.handover.is_planned:
+                stage.outcome = "moved"
             elif outcome.failure is not None:
                 stage.outcome = type(outcome.failure).__name__
             return outcome
@@ -178,6 +189,8 @@ class ReplicaAttempt:
             return Outcome(failure=failure)
         if (rest := self.rest_after(failure)) is not None:
             return await self.hand_over(rest, self.usage, failure)
+        if has_moved := isinstance(failure, PromptComputed):
+            failure = None  # whoever wanted the rest of it is gone
         end: bytes | None = None
         if last is not None and not self.delivery.abandoned:
             try:
@@ -186,8 +199,8 @@ class ReplicaAttempt:
                 failure = error  # before the bill, which it decides
         try:
             await self.close(self.usage, failure)
-            if last is not None:
-                await self.acknowledge()
+            if last is not None or has_moved:
+                await acknowledge(self.call.account, [(self.replica, self.record.id)])
             if end is not None:
                 self.delivery.put_last(self.opened(end))
                 self.time_first_write()
@@ -200,6 +213,8 @@ class ReplicaAttempt:
         """Return what another replica may go on with; None: the generation ends here."""
         if not isinstance(failure, ReplicaLost) or self.delivery.abandoned:
             return None
+        if isinstance(failure, PromptComputed):
+            return failure.rest
         may_again = self.resumes_left > 0 and (self.replays_left > 0 or not failure.by_step)
         if failure.rest is not None and not may_again and self.services.max_resumes:
             self.call.meter.resumed("exhausted")
@@ -211,12 +226,18 @@ class ReplicaAttempt:
         """Bill what was delivered, before another attempt begins. Of what nobody has got yet the
         bill is handed on."""
         self.closing = True
-        held = (*self.held, *self.events(usage, kind="usage", finish="failover"))
+        is_planned = isinstance(failure, PromptComputed)
+        finish: Finish = "moved" if is_planned else "failover"
+        held = (*self.held, *self.events(usage, kind="usage", finish=finish))
+        if is_planned:
+            self.unacknowledged = ((self.replica, self.record.id),)
         try:
             if self.call.request.stream and self.delivery.begun:
                 await self.account.close(*held)
                 self.note_billed(held)
                 held = ()
+                await acknowledge(self.call.account, self.unacknowledged)
+                self.unacknowledged = ()
         except Exception as error:
             return Outcome(usage=usage, failure=error)
         handover = Handover(
@@ -225,9 +246,11 @@ class ReplicaAttempt:
             held=held,
             opening=self.opening,
             pauses=self.pauses,
-            resumes_left=self.resumes_left - 1,
+            resumes_left=self.resumes_left - (not is_planned),
             replays_left=self.replays_left - (isinstance(failure, ReplicaLost) and failure.by_step),
             lost_at=time.monotonic(),
+            is_planned=is_planned,
+            unacknowledged=self.unacknowledged,
         )
         return Outcome(usage=usage, failure=failure, handover=handover)
 
@@ -319,7 +342,11 @@ class ReplicaAttempt:
 
     def go_on(self, handover: Handover) -> None:
         """Note that the first token is here behind those of the attempt before."""
-        self.call.meter.resumed("resumed", time.monotonic() - handover.lost_at)
+        gap_s = time.monotonic() - handover.lost_at
+        if handover.is_planned:
+            self.call.meter.handed_over(gap_s)
+        else:
+            self.call.meter.resumed("resumed", gap_s)
         if handover.pauses.move_to(pausing(self.replica, self.record.id)):
             paused = self.replica.set_paused(self.record.id, paused=True)
             self.services.tasks.spawn(paused, name="pause")
@@ -420,6 +447,7 @@ class ReplicaAttempt:
         )
         events = [*held, *own]
         await book(self.services, self.call, self.delivery, events)
+        await acknowledge(self.call.account, self.unacknowledged)
         if usage.is_disputed:
             self.call.meter.disputed(self.replica.name, usage)
         if not is_loss:
@@ -434,6 +462,7 @@ class ReplicaAttempt:
             replica=self.replica.name,
             kind=kind,
             finish=finish,
+            again="moved" if self.handover is not None and self.handover.is_planned else "failover",
         )
 
     def note_billed(self, events: Sequence[UsageEvent]) -> None:
@@ -452,13 +481,6 @@ class ReplicaAttempt:
             lambda: self.services.on_cached(note_of(*parts, salt=salt))
         )
 
-    async def acknowledge(self) -> None:
-        """Tell the replica that its usage is in the books, once it is."""
-        if self.call.account is None:
-            await self.replica.acknowledge(self.record.id)
-        else:
-            await self.call.account.once_kept(partial(self.replica.acknowledge, self.record.id))
-
     async def write_end(self, last: ReplicaEvent, usage: MeteredUsage) -> bytes:
         """Return the last chunk, with the usage and, if the call shows it, the cost; what is to be
         kept of the answer is kept by then."""
@@ -468,6 +490,15 @@ class ReplicaAttempt:
         if self.call.before_end is not None:
             await self.call.before_end()
         return chunk
+
+
+async def acknowledge(account: Account | None, attempts: Iterable[tuple[Replica, str]]) -> None:
+    """Tell replicas that the usage of these attempts is in the books, once it is."""
+    for replica, attempt_id in attempts:
+        if account is None:
+            await replica.acknowledge(attempt_id)
+        else:
+            await account.once_kept(partial(replica.acknowledge, attempt_id))
 
 
 def to_comment(_: MeteredUsage) -> bytes:

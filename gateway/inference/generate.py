@@ -337,7 +337,7 @@ async def attempt_in_order(
             break
         turned_away = isinstance(outcome.failure, ReplicaUnavailable) and outcome.usage is None
         if not turned_away and not delivery.abandoned:
-            services.fleet.report(replica, ok=outcome.handover is None)
+            services.fleet.report(replica, ok=not outcome.lost_its_replica)
         if not turned_away:
             break
         services.fleet.report(replica, ok=False)

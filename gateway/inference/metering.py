@@ -96,10 +96,11 @@ def to_events(
     replica: str,
     kind: Kind,
     finish: Finish,
+    again: Finish = "failover",
 ) -> list[UsageEvent]:
     """Return what ends the attempt, and beside it what the house pays whoever pays that. `before`:
     the part of the usage that earlier attempts have booked. `replica`: the name of the one that was
-    asked."""
+    asked. `again`: why it computes what an earlier one computed."""
     event = UsageEvent(
         attempt=attempt,
         quantities=to_quantities_since(usage, before, attempt),
@@ -114,10 +115,10 @@ def to_events(
         wasted = Quantities(output=behind_stop)
         found.append(to_waste(event, stop_waste_id(event.id), wasted, finish))
     if usage.recomputed_input or usage.recomputed_cached:
-        again = Quantities(
+        computed = Quantities(
             uncached_input=usage.recomputed_input, cache_read=usage.recomputed_cached
         )
-        found.append(to_waste(event, failover_waste_id(event.id), again, "failover"))
+        found.append(to_waste(event, failover_waste_id(event.id), computed, again))
     return found
 
 

@@ -25,6 +25,7 @@ from gateway.inference.attempt import (
     Handover,
     Outcome,
     ReplicaAttempt,
+    acknowledge,
     book,
     is_our_loss,
     note_billed,
@@ -190,7 +191,7 @@ class Resumption:
             )
             outcome = await attempt.run()
             if attempt.usage is not None:
-                fleet.report(replica, ok=outcome.handover is None)
+                fleet.report(replica, ok=not outcome.lost_its_replica)
                 return outcome, False
             failure = outcome.failure
             if not isinstance(failure, ReplicaUnavailable) or isinstance(failure, NoSlot):
@@ -232,6 +233,7 @@ class Resumption:
         events = as_waste(handover.held) if is_loss else list(handover.held)
         try:
             await book(self._services, call, delivery, events)
+            await acknowledge(call.account, handover.unacknowledged)
         except Exception as error:
             is_loss = is_our_loss(call, delivery, error)
             return Outcome(usage=None if is_loss else handover.usage, failure=error)

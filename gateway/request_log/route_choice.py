@@ -17,6 +17,9 @@ CANDIDATE = re.compile(
     r"(?P<replica>\S+) in (?P<predicted_s>\S+) s(?: with (?P<cached>\d+))?"
     r"(?: and (?P<fetched>\d+) of (?P<fetched_from>\S+))?"
 )
+SPLIT = re.compile(
+    r"prefill at (?P<prefill>\S+) and decode at (?P<decode>\S+) after (?P<transfer_s>\S+) s"
+)
 
 
 class RouteCandidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,12 +34,23 @@ class RouteCandidate(msgspec.Struct, frozen=True, kw_only=True):
     fetched_from: str | None
 
 
+class RouteSplit(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a generation between two replicas, by the numbers with which their names end.
+    `transfer_s`: until the second one was expected to have what the first one computed."""
+
+    prefill: str
+    decode: str
+    transfer_s: float
+
+
 class RouteChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The choice of a replica for one generation. `reason`: cached, least_work, spread or key.
-    `candidates`: the chosen one first, then those that would have been asked after it."""
+    """The choice of a replica for one generation. `reason`: cached, least_work, spread, key or
+    split. `candidates`: the chosen one first, then those that would have been asked after it.
+    `split`: null: one replica does all."""
 
     reason: str
     candidates: list[RouteCandidate]
+    split: RouteSplit | None = None
 
 
 def choices_of(stages: Iterable[tuple[Any, ...]]) -> list[RouteChoice]:
@@ -61,11 +75,22 @@ def read_found(text: str) -> CachedTokens:
 def read_choice(text: str) -> RouteChoice | None:
     """Return what a stage says; None: it says nothing of the kind."""
     reason, *told = text.split(", ")
+    parts = SPLIT.fullmatch(told[0]) if told else None
+    if parts is not None:
+        del told[0]
     read = [CANDIDATE.fullmatch(each) for each in told]
     candidates = [to_candidate(each) for each in read if each is not None]
     if not candidates or len(candidates) < len(told):
         return None
-    return RouteChoice(reason=reason, candidates=candidates)
+    return RouteChoice(
+        reason=reason, candidates=candidates, split=None if parts is None else to_split(parts)
+    )
+
+
+def to_split(found: re.Match[str]) -> RouteSplit:
+    return RouteSplit(
+        prefill=found["prefill"], decode=found["decode"], transfer_s=float(found["transfer_s"])
+    )
 
 
 def to_candidate(found: re.Match[str]) -> RouteCandidate:

@@ -96,7 +96,7 @@ BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 """A key of TOML that needs no quotes."""
 ASSIGNED = frozenset(
     {
-        *("engines", "joined", "replica_range", "is_asleep", "wakes_in_s"),
+        *("engines", "joined", "num_prefill", "replica_range", "is_asleep", "wakes_in_s"),
         *("starts_engine", "shares_memory"),
     }
 )
@@ -178,6 +178,9 @@ def _as_in_file(model: ModelConfig, table: dict[str, Any]) -> dict[str, Any]:
     replicas: list[dict[str, Any]] = table.pop("replicas", [])
     if model.replica_range is not None:
         table["replicas"] = str(model.replica_range)
+    elif model.num_prefill:
+        table["prefill"] = model.num_prefill
+        table["decode"] = len(model.started) - model.num_prefill
     elif model.starts_engine and len(model.started) != 1:
         table["replicas"] = len(model.started)
     if model.joined:

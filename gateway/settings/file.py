@@ -283,6 +283,9 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     """So many engines of other machines may join it."""
     ray: RayConfig | None = None
     """The share of a node that each engine gets which Ray runs."""
+    prefill: EngineCount | None = None
+    decode: EngineCount | None = None
+    """In place of `replicas`: so many engines compute prompts for the others, and so many go on."""
     engine_options: EngineTable = {}
     """The options of its engine, which override `[engine]`."""
     adapter: list[WrittenAdapter] = []

@@ -342,6 +342,14 @@ def _complete(file: SettingsFile, only: WrittenModel | None) -> Settings:
             raise SettingsError(
                 f"model[{position}].joined: wants fleet.join_listen, where they come"
             )
+        if model.num_prefill and not file.fleet.fetch:
+            raise SettingsError(
+                f"model[{position}].prefill: wants fleet.fetch, by which the others read prompts"
+            )
+        if model.num_prefill and not model.engine_options.prefix_caching:
+            raise SettingsError(
+                f"model[{position}].prefill: wants engine_options.prefix_caching, what is read"
+            )
     plans = {name: _to_plan(name, table) for name, table in file.plan.items()}
     plans.setdefault(DEFAULT_PLAN.name, DEFAULT_PLAN)
     database_url = None if file.database_url is None else _database_url(file.database_url)

@@ -58,7 +58,8 @@ UPSTREAMS_OWN = (
 )
 """Options that only apply to upstreams."""
 ENGINES_OWN = (
-    *("engine", "insecure", "replicas", "joined", "ray", "revision", "engine_options", "adapter"),
+    *("engine", "insecure", "replicas", "joined", "prefill", "decode", "ray"),
+    *("revision", "engine_options", "adapter"),
     *("cache_contract", "chat_template", "tool_call_parser", "reasoning_parser", "dialect"),
 )
 """Options that only apply to models with a path."""
@@ -154,6 +155,8 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     """How long it took to start when it was last; None: nobody knows."""
     ray: RayConfig = RayConfig()
     """The share of a node that each engine gets which Ray runs, if the installation has it."""
+    num_prefill: int = 0
+    """So many of `engines`, the first ones, compute prompts for the others. 0: each does both."""
     starts_engine: bool = False
     """True where `tollgate up` runs its engines; False where somebody else does."""
     engine_options: EngineOptions = EngineOptions()
@@ -212,6 +215,10 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         number = max(self.replica_range.least, min(self.replica_range.most, number))
         engines = (self.engines + (self.engines[-1],) * number)[: max(1, number)]
         return msgspec.structs.replace(self, engines=engines, is_asleep=number == 0)
+
+    def is_prefill(self, engine: EngineAddress) -> bool:
+        """Tell whether an engine computes prompts for the others."""
+        return engine in self.engines[: self.num_prefill]
 
     def replica_name(self, engine: str, model: str | None = None) -> str:
         """Return the name of the replica that an engine is of this model, or of an adapter of it
@@ -317,9 +324,10 @@ def _to_model(
     if model.revision is not None and repository is None:
         raise SettingsError(f"{at}.revision: only for a repository; {model.path} is none")
     starts_engine = model.engine is None
-    for key in ("engine_options", "replicas", "joined", "ray"):
+    for key in ("engine_options", "replicas", "joined", "prefill", "decode", "ray"):
         if not starts_engine and is_given(getattr(model, key)):
             raise SettingsError(f"{at}.{key}: only for an engine that is started here")
+    _check_roles(model, at)
     range_, num_started = _numbered(model, at)
     _check_address(model, at)
     numbers = free.take(position, num_started, model.joined or 0)
@@ -334,6 +342,7 @@ def _to_model(
         joined=joined,
         ray=_ray(model, at),
         replica_range=range_,
+        num_prefill=model.prefill or 0,
         starts_engine=starts_engine,
         engine_options=_options(engine, model.engine_options) if starts_engine else EngineOptions(),
         shares_memory=starts_engine and KV_CACHE_SIZES.isdisjoint(model.engine_options),
@@ -383,7 +392,20 @@ def _numbered(model: WrittenModel, at: str) -> tuple[ReplicaRange | None, int]:
             f"{at}.replicas: 0 only where engines may join, by `joined`; '0..1' ends the only"
             " engine while nothing is asked of it"
         )
+    if model.prefill is not None and model.decode is not None:
+        return None, model.prefill + model.decode
     return None, 1 if written is None else written
+
+
+def _check_roles(model: WrittenModel, at: str) -> None:
+    for role, other in (("prefill", "decode"), ("decode", "prefill")):
+        if getattr(model, role) is None:
+            continue
+        if getattr(model, other) is None:
+            raise SettingsError(f"{at}.{role}: wants {other} beside it")
+        for key in ("replicas", "joined"):
+            if getattr(model, key) is not None:
+                raise SettingsError(f"{at}.{key}: not beside prefill and decode")
 
 
 def _check_address(model: WrittenModel, at: str) -> None:

@@ -22,7 +22,8 @@ class FleetMetrics:
             "Requests of models with several engines by why theirs was chosen: cached (the "
             "soonest, with more of the prompt cached than another), least_work (the soonest), "
             "spread (another is as soon, where more is held up or more was done lately), key (the "
-            "client's cache key leads there).",
+            "client's cache key leads there), split (one engine computes the "
+            "prompt, another one goes on).",
             *("model", "reason"),
             do="Few `cached` with prompts that repeat: the caches are too small, or the index is "
             "away. `tollgate requests show` says what was predicted of each replica.",
@@ -51,6 +52,14 @@ class FleetMetrics:
             *("model", "outcome"),
             do="won: an engine hangs or is slower than it says, see `tollgate fleet status`. Many "
             "withheld: all are busy; add replicas.",
+        )
+        self.handovers = group.histogram(
+            "handover_seconds",
+            "From a first token, where its prompt was computed, to the next one of another engine.",
+            "model",
+            buckets=SECONDS,
+            do="Above what a few tokens take: the KV is read slowly or not at all, see "
+            "`tollgate_kv_fetched_bytes`, or prompts are computed where others decode.",
         )
         self._rejections = group.counter(
             "early_rejections",

@@ -239,6 +239,10 @@ class RequestMeter:
         if gap_s is not None:
             resumes.gap.labels(self._model).observe(gap_s)
 
+    def handed_over(self, gap_s: float) -> None:
+        """Note how long it took until an engine went on with what another one computed."""
+        self._telemetry.fleet.handovers.labels(self._model).observe(gap_s)
+
     def hedged(self, outcome: HedgeOutcome) -> None:
         """Count that its first token was late, and what came of asking another replica."""
         self._telemetry.fleet.hedges.labels(self._model, outcome).inc()

@@ -51,9 +51,9 @@ work for its traces alone."""
 MAX_HEADS = 1024
 """How many heads of spans are kept encoded, of each kind: some 200 bytes each."""
 SCOPE = InstrumentationScope(names.TOLLGATE)
-NO_FAILURE = frozenset(("", "left", "asked", "overtaken"))
+NO_FAILURE = frozenset(("", "left", "asked", "overtaken", "moved"))
 """Outcomes of stages that are nobody's error: the client is gone, or answers first, or another
-replica does."""
+replica does, or goes on."""
 NAMED_ELSEWHERE = frozenset(("tool_call", "mcp_request", "mcp_message"))
 """Stages that are about what others named: a head of theirs seldom comes again."""
 COST_LINES: Mapping[Component, str] = {

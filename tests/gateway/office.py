@@ -155,7 +155,7 @@ class ScriptedReplica:
 class ViewedScript(ScriptedReplica):
     """One of our own engines, as far as the router looks at it."""
 
-    is_available, is_drained = True, False
+    is_available, is_drained, is_prefill = True, False, False
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -165,6 +165,9 @@ class ViewedScript(ScriptedReplica):
 
     def cached_tokens(self, prepared: PreparedRequest, replicas: Sequence[object]) -> Sequence[int]:
         return [0] * len(replicas)
+
+    def may_split(self, prepared: PreparedRequest) -> bool:
+        return False
 
 
 class MortalReplica(ScriptedReplica):

@@ -35,6 +35,7 @@ def whole(number: float | None) -> str:
 COLUMNS = (
     Column("REPLICA", "id"),
     Column("STATE", "state"),
+    Column("ROLE", "role", show=lambda row: row["role"] or "-"),
     Column("RUNNING", "num_running", "number"),
     Column("WAITING", "num_waiting", "number"),
     Column("KV USED", "kv_used", "number", show=lambda row: percent(row["kv_used"])),

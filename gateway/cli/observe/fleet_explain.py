@@ -19,6 +19,7 @@ WHY = {
     "least_work": "it was predicted the soonest",
     "spread": "another was as soon or sooner, but holds up more requests or did more lately",
     "key": "the client's cache key leads there",
+    "split": "one computes the prompt and says the first token, another one goes on",
 }
 FOUND = {
     "pool": "in its KV cache",
@@ -63,6 +64,10 @@ async def explain(gateway: Gateway, request_id: str, org: str | None, output: Ou
         if output.form == "table":
             reason = choice["reason"]
             click.echo(f"\n{printable(reason)}: {WHY.get(reason, 'no other word for it here')}")
+            if (split := choice["split"]) is not None:
+                parts = f"prefill at {split['prefill']}, decode at {split['decode']}"
+                read = to_ms(1000 * split["transfer_s"])
+                click.echo(f"{printable(parts)}, {read} to read the KV")
         show(choice["candidates"], CANDIDATES, output)
 
 

@@ -6,11 +6,13 @@ Made by `replica` of conversations, by `plain_jobs` of plain prompts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Container, Mapping
+from contextlib import aclosing
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from engine.errors import EngineUnavailable
 from engine.protocol import EngineOutput, EngineRequest, ReplicaStatus, SamplingParams
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes
 from gateway.fleet.engine.model_format import RenderedPrompt
@@ -66,6 +68,19 @@ class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
     span_keys: tuple[int, ...] = ()
     """The keys of its first prompt's spans (`engine.prefix_digests`)."""
 
+    @property
+    def may_split(self) -> bool:
+        """Tell whether one engine can compute the prompt and another one go on: it has one choice
+        of more than one token, and tells nothing of the prompt itself."""
+        asked, sampling = self.request, self.request.sampling
+        is_one = asked.n == 1 and not asked.more_prompts and not asked.embed
+        tells = sampling.prompt_logprobs is not None
+        return self.begun_by is None and is_one and not tells and sampling.max_tokens > 1
+
+
+class FirstTokenSaid(EngineUnavailable):
+    """Says that an engine has ended a request behind the first token, as it was asked."""
+
 
 class Transcript:
     """The tokens of each choice, over all attempts: those that `request` says were taken before,
@@ -92,6 +107,29 @@ class Transcript:
             priority=FIRST_OF_ALL,
             breakpoints=(),
         )
+
+
+def first_token_of(request: EngineRequest) -> EngineRequest:
+    """Return the request of its first token alone, which is drawn as if all were asked for."""
+    sampling = request.sampling
+    sampling = msgspec.structs.replace(
+        sampling, max_tokens=1, min_tokens=min(1, sampling.min_tokens)
+    )
+    return msgspec.structs.replace(request, sampling=sampling)
+
+
+async def up_to_the_first(
+    outputs: AsyncGenerator[EngineOutput, None],
+) -> AsyncGenerator[EngineOutput, None]:
+    """Yield outputs of a request that was cut behind its first token as if it were not; an answer
+    that ends there is whole. Raises: FirstTokenSaid behind the last one."""
+    async with aclosing(outputs):
+        async for output in outputs:
+            if output.finish_reason != "length":
+                yield output
+                continue
+            yield msgspec.structs.replace(output, finish_reason=None, finished=False)
+            raise FirstTokenSaid("the prompt is computed, and the first token said")
 
 
 def check_token_ids(prompt: OutputOptions, vocab_size: int) -> None:

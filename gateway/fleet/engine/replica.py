@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -46,12 +46,15 @@ from gateway.fleet.engine.choice_text import GenerationText
 from gateway.fleet.engine.folder_options import NO_OPTIONS, FolderOptions
 from gateway.fleet.engine.job import (
     EngineJob,
+    FirstTokenSaid,
     Reader,
     ResumableReader,
     Transcript,
     check_token_ids,
     ends_of,
+    first_token_of,
     to_sampling,
+    up_to_the_first,
 )
 from gateway.fleet.engine.kept_prefixes import (
     NO_PREFIXES,
@@ -69,6 +72,7 @@ from gateway.fleet.engine_view import EngineView
 from gateway.fleet.errors import (
     FleetError,
     NoSlot,
+    PromptComputed,
     ReplicaDied,
     ReplicaLost,
     ReplicaOverloaded,
@@ -104,6 +108,10 @@ CHAT_NAMES = {"prompt_token_ids": "messages", "logprobs": "top_logprobs"}
 """The engine's fields that a client knows under another name."""
 
 
+TakeOutput = Callable[[EngineOutput], Literal["left", "taken", "enough"]]
+"""Takes an output at once, as `Engine.generate` is given it."""
+
+
 class EngineReplica:
     """A model of one of our own engines, as a replica. `client` is connected, or connecting, by
     whoever made it; `close` closes it, and may do so once for each of several replicas that share
@@ -131,11 +139,13 @@ class EngineReplica:
         drain_mark: DrainMark = NEVER_DRAINED,
         view: EngineView | None = None,
         joins: bool = False,
+        is_prefill: bool = False,
     ) -> None:
         """`index`: None: nobody says which of several engines has what cached. `drain_mark`:
         tells whether it gets nothing new now. `view`: None: nobody hears what the engine says.
-        `joins`: its engine comes by itself, if one does."""
-        self.name = name
+        `joins`: its engine comes by itself, if one does. `is_prefill`: it computes prompts for
+        others of its model."""
+        self.name, self.is_prefill = name, is_prefill
         self._model = model or name
         self._drain_mark, self._joins = drain_mark, joins
         self._options = options
@@ -328,6 +338,10 @@ class EngineReplica:
         assert len(engines) == len(replicas), "a model's replicas are of one kind"
         return cached_tokens(prepared, engines)
 
+    def may_split(self, prepared: PreparedRequest) -> bool:
+        job = prepared.payload
+        return isinstance(job, EngineJob) and job.may_split
+
     async def stream(
         self,
         prepared: PreparedRequest,
@@ -359,7 +373,7 @@ class EngineReplica:
             taker.take(generation.read(output))
             return "enough" if generation.over else "taken"
 
-        outputs = self._client.generate(asked, take, at_once=prepared.request.continuous_usage)
+        outputs = self._outputs(prepared, asked, take)
         try:
             async with aclosing(outputs):
                 async for output in outputs:
@@ -378,16 +392,22 @@ class EngineReplica:
             raise self._to_refusal(error, job) from error
         except (EngineUnavailable, EngineStepFailed) as error:
             if not generation.over and begun:
-                rest = rest_of(prepared, asked, generation, transcript, identity)
-                raise ReplicaLost(
-                    f"{self.name}: {error.message}",
-                    rest=rest,
-                    by_step=isinstance(error, EngineStepFailed),
+                raise self._to_lost(
+                    error, prepared, asked, generation, transcript, identity
                 ) from error
             if not generation.over:
                 raise self._to_unavailable(error, had_it) from error
             # The client has its whole answer; only the waste is not known to the last token.
             yield generation.last()
+
+    def _outputs(
+        self, prepared: PreparedRequest, asked: EngineRequest, take: TakeOutput
+    ) -> AsyncGenerator[EngineOutput, None]:
+        """Ask the engine for all, or for the first token alone."""
+        at_once = prepared.request.continuous_usage
+        if not prepared.prefill_only:
+            return self._client.generate(asked, take, at_once=at_once)
+        return up_to_the_first(self._client.generate(first_token_of(asked), take, at_once=at_once))
 
     def _to_asked(
         self, prepared: PreparedRequest, attempt_id: str, cache_salt: str, priority: Priority
@@ -545,6 +565,23 @@ class EngineReplica:
                     param = job.form.param
                 return BadField(f"Invalid value for '{param}': {error.message}.", param=param)
 
+    def _to_lost(
+        self,
+        error: EngineUnavailable | EngineStepFailed,
+        prepared: PreparedRequest,
+        asked: EngineRequest,
+        reader: Reader,
+        transcript: Transcript,
+        identity: str,
+    ) -> ReplicaLost:
+        """Return what ends an attempt behind its first event, with what is left of it."""
+        message = f"{self.name}: {error.message}"
+        rest = rest_of(prepared, asked, reader, transcript, identity)
+        if isinstance(error, FirstTokenSaid) and rest is not None:
+            rest = msgspec.structs.replace(rest, computed_by=self.name)
+            return PromptComputed(message, rest=rest)
+        return ReplicaLost(message, rest=rest, by_step=isinstance(error, EngineStepFailed))
+
     def _to_unavailable(
         self, error: EngineUnavailable | EngineStepFailed, had_it: bool
     ) -> FleetError:
@@ -576,7 +613,7 @@ def rest_of(
         prefixes=NO_PREFIXES,
         begun_by=identity,
     )
-    return msgspec.structs.replace(prepared, payload=rest)
+    return msgspec.structs.replace(prepared, payload=rest, prefill_only=False)
 
 
 def failure_of(last: EngineOutput) -> EngineStepFailed | GrammarExhausted:

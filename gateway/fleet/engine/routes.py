@@ -67,6 +67,7 @@ def engine_routes(
                 index=index if len(clients) > 1 else None,
                 joins=address in model.joined,
                 view=view,
+                is_prefill=model.is_prefill(address),
             )
             for address, client, view in zip(model.engines, clients, views, strict=True)
         )
@@ -76,6 +77,7 @@ def engine_routes(
             replicas=replicas,
             cache_contract=model.cache_contract,
             parent=model.name if adapter else None,
+            has_roles=model.num_prefill > 0,
         )
 
 

@@ -63,6 +63,7 @@ class ShownReplica(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     name: str
+    role: str | None
     state: tuple[str, str]
     since: int | None
     weight: int
@@ -122,6 +123,7 @@ def to_replica(each: FleetReplica) -> ShownReplica:
     return ShownReplica(
         model=each.route.model,
         name=each.replica.name,
+        role=each.route.role_of(each.replica),
         state=(word, tone),
         since=since_of(found, load),
         weight=each.replica.weight,
@@ -294,11 +296,14 @@ def replicas_table(found: Sequence[ShownReplica]) -> Table:
     """Return the replicas; what is said of none is left out of the page, not of the CSV."""
     is_told = any(each.last_error for each in found)
     is_weighted = any(each.weight != 1 for each in found)
+    has_roles = any(each.role == "prefill" for each in found)
     return Table(
         "Replicas",
         found,
         TableColumn("Replica", "name"),
         TableColumn("Model", "model", in_page=False),
+        TableColumn("Role", "role", in_page=has_roles,
+                    hint="Prefill: computes prompts for those that decode."),
         TableColumn("State", "state", kind="tag"),
         TableColumn("Since", "since", kind="time"),
         TableColumn("Running", "running", kind="count"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from bench.fleet import __main__ as command
 from bench.fleet.anchors import ANCHORS
 from bench.fleet.goals import FleetGoal
-from bench.fleet.ours import PredictedTime
+from bench.fleet.ours import PredictedTime, PredictedTimeByRole
 from bench.fleet.overload import capacity, refusing
 from bench.fleet.overload import run as run_overload
 from bench.fleet.report import FleetReport
@@ -143,3 +144,15 @@ def test_a_goal_that_is_missed_is_said_and_an_unknown_command_is_refused(
     monkeypatch.setattr("sys.argv", ["bench.fleet", "nonsense"])
     assert command.main() == 2
     assert "nonsense" in capsys.readouterr().err
+
+
+def test_a_prompt_that_moves_is_computed_once_and_all_is_said() -> None:
+    setup = FleetSetup(cost=gpu_cost(), num_replicas=3, num_prefill=1, read_token_s=1e-5)
+    requests = faster(make_trace(CONVERSATION, 1), 3.0)[:150]
+    world = FleetWorld(setup)
+    fates = world.run(requests, PredictedTimeByRole(world, random.Random(1)))
+    assert any(fate.moves for fate in fates) and not all(fate.moves for fate in fates)
+    for fate in fates:
+        assert fate.first_s <= fate.last_s < math.inf
+        assert fate.replica > 0
+    assert all(replica.cache.num_used == 0 for replica in world.replicas)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -58,15 +59,18 @@ def run(
     salt: str = "",
 ) -> tuple[list[int], Usage]:
     sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
-    core.add(
-        EngineRequest(
-            request_id=request_id,
-            prompt_token_ids=[*prompt],
-            sampling=sampling,
-            fetch=fetch,
-            cache_salt=salt,
-        )
+    asked = EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=[*prompt],
+        sampling=sampling,
+        fetch=fetch,
+        cache_salt=salt,
     )
+    return finish(core, asked)
+
+
+def finish(core: EngineCore, asked: EngineRequest) -> tuple[list[int], Usage]:
+    core.add(asked)
     outputs = []
     while core.has_work():
         outputs += core.step()
@@ -91,8 +95,7 @@ def digests_of(core: EngineCore, prompt: Sequence[int]) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"kv_cache_dtype": "fp8"}, {"dtype": "bfloat16"}, {"deterministic": True}],
+    "options", [{}, {"kv_cache_dtype": "fp8"}, {"dtype": "bfloat16"}, {"deterministic": True}]
 )
 def test_blocks_are_read_as_they_are_in_the_pool(start: Starts, options: dict[str, Any]) -> None:
     core = start(**options)
@@ -242,3 +245,22 @@ def test_over_tcp_blocks_are_sent_to_who_shows_the_token(start: Starts, tmp_path
     rows = np.zeros((12, core.resolved.kv_bytes_per_token * 16), np.uint8)
     assert peer.read(held, 0, rows) == 12
     peer.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_one_computes_a_prompt_and_another_goes_on(start: Starts, temperature: float) -> None:
+    """With the first token of the one, and its KV but for the last block's, as if it were alone."""
+    sampling = SamplingParams(max_tokens=6, temperature=temperature, ignore_eos=True, seed=7)
+    asked = EngineRequest(request_id="a", prompt_token_ids=LONG, sampling=sampling)
+    alone, _ = finish(start(), asked)
+    source, reader = start(), start()
+    first = msgspec.structs.replace(sampling, max_tokens=1)
+    said, _ = finish(source, msgspec.structs.replace(asked, sampling=first))
+    assert said == alone[:1]
+    peer = source.status().peer
+    assert peer is not None
+    fetch = KVSource(engine_id=source.engine_id, address=peer.address, num_tokens=len(LONG) - 1)
+    rest, usage = finish(reader, msgspec.structs.replace(asked, said=(said,), fetch=fetch))
+    assert said + rest == alone
+    assert usage.fetched_tokens == (len(LONG) - 1) // 16 * 16
+    assert usage.resumed_tokens == 1

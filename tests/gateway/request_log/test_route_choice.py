@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.fleet.fetching import Fetch
-from gateway.fleet.routing import Candidate, Choice, explain
+from gateway.fleet.routing import Candidate, Choice, RouteReason, Split, explain
 from gateway.generation_events import CachedTokens
 from gateway.request_log.route_choice import choices_of, found_of, read_choice
 from tests.budget import examples
@@ -27,9 +29,9 @@ def choices(draw: st.DrawFn) -> Choice:
             Candidate(draw(SECONDS), cached, fetch=draw(st.sampled_from([None, fetch])))
         )
     order = tuple(draw(st.permutations(range(number))))
-    return Choice(
-        order, draw(st.sampled_from(("cached", "least_work", "spread", "key"))), tuple(candidates)
-    )
+    reason = draw(st.sampled_from(get_args(RouteReason)))
+    split = Split(order[0], order[1], draw(SECONDS)) if reason == "split" else None
+    return Choice(order, reason, tuple(candidates), split)
 
 
 @given(choices())
@@ -38,6 +40,8 @@ def test_what_is_explained_is_read(choice: Choice) -> None:
     found = read_choice(explain(choice, [f"penny/{at}" for at in choice.order]))
     assert found is not None and found.reason == choice.reason
     assert [each.replica for each in found.candidates] == [str(at) for at in choice.order]
+    parts = found.split and (int(found.split.prefill), int(found.split.decode))
+    assert parts == (choice.split and (choice.split.prefill, choice.split.decode))
     for at, each in zip(choice.order, found.candidates, strict=True):
         made = choice.candidates[at]
         assert abs(each.predicted_ttft_s - made.predicted_s) <= 0.005 * made.predicted_s

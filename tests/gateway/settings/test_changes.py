@@ -78,6 +78,11 @@ def test_what_a_process_fixes_stays_as_it_was(tmp_path: Path) -> None:
         (FAR, "workers = 3\n" + FAR, [("~ workers: 1 -> 3", "workers")]),
         (PENNY, PENNY + "replicas = 2\n", [("+ models.penny.replicas = 2", "live")]),
         (
+            PENNY,
+            PENNY + "prefill = 1\ndecode = 2\n",
+            [("+ models.penny.prefill = 1", "live"), ("+ models.penny.decode = 2", "live")],
+        ),
+        (
             PENNY + "replicas = 3\n",
             PENNY + "replicas = '1..4'\n",
             [('~ models.penny.replicas: 3 -> "1..4"', "live")],

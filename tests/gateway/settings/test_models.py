@@ -271,6 +271,42 @@ def test_a_wrong_number_of_replicas_is_named(text: str, complaint: str) -> None:
         load({}, {})
 
 
+ROLES = "prefill = 1\ndecode = 2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (ONE + "prefill = 1", "prefill: wants decode beside it"),
+        (ONE + "decode = 1", "decode: wants prefill beside it"),
+        (ONE + "prefill = 0\ndecode = 1", "prefill: expected `int` >= 1"),
+        (ONE + "prefill = 1\ndecode = 0", "decode: expected `int` >= 1"),
+        (ONE + ROLES + "replicas = 3", "replicas: not beside prefill and decode"),
+        (ONE + ROLES + "joined = 1", "joined: not beside prefill and decode"),
+        (ONE + "engine = 'unix:/s'\n" + ROLES, "prefill: only for an engine that is started here"),
+        (ONE + ROLES + "[fleet]\nfetch = false", "prefill: wants fleet.fetch"),
+        (
+            ONE + ROLES + "[model.engine_options]\nprefix_caching = false",
+            "prefill: wants engine_options.prefix_caching",
+        ),
+    ],
+)
+def test_roles_that_cannot_be_are_named(text: str, complaint: str) -> None:
+    write(text)
+    with pytest.raises(SettingsError, match=re.escape(f"model[0].{complaint}")):
+        load({}, {})
+
+
+def test_the_first_engines_compute_prompts_for_the_others() -> None:
+    write(ONE + ROLES)
+    [one] = load({}, {}).models
+    assert [one.is_prefill(each) for each in one.engines] == [True, False, False]
+    assert one.started == one.engines
+    write(ONE + "replicas = 3\n")
+    [one] = load({}, {}).models
+    assert not any(map(one.is_prefill, one.engines))
+
+
 FAR = "[[model]]\nname = 'far'\nupstream = 'http://h/v1'\n"
 BOX = ONE + "engine = 'tcp:box:1'\n"
 JOIN = "[fleet]\njoin_listen = 'tcp:0.0.0.0:9400'\n"

@@ -16,7 +16,7 @@ from gateway.audit.log import record
 from gateway.fleet.joining.joined_engines import present_in
 from gateway.fleet.predicted_time import UNTOLD, Prompt
 from gateway.fleet.replica import Replica, ReplicaHealth, is_viewed
-from gateway.fleet.router import Route
+from gateway.fleet.router import EngineRole, Route
 from gateway.health.component import GOOD, Component, State, since_of
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.pages import page_of
@@ -68,6 +68,9 @@ class FleetReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     model: str
     kind: str
+    role: EngineRole | None
+    """The part of requests that its engine does: prefill (it computes prompts for the others),
+    decode, or both. Null: it is an upstream."""
     state: str
     since: int | None
     """When it came into this state (Unix seconds)."""
@@ -120,6 +123,7 @@ def to_view(each: FleetReplica) -> FleetReplicaView:
         id=each.replica.name,
         model=each.route.model,
         kind=each.route.kind,
+        role=each.route.role_of(each.replica),
         state=state_of(each.health.state, load),
         since=since_of(each.health, load),
         engine_id=None if status is None else status.engine_id,

@@ -38,6 +38,7 @@ def replica(name: str, **fields: Any) -> dict[str, Any]:
         "id": name,
         "model": name.rpartition("/")[0] or name,
         "kind": "engine",
+        "role": "both",
         "state": "serving",
         "since": 1_790_000_000,
         "engine_id": f"process-of-{name}",
@@ -79,7 +80,11 @@ AWAY = replica(
 @pytest.fixture
 def gateway() -> Iterator[FakeGateway]:
     with serving() as found:
-        rows = [replica("far/0", kind="upstream", hit_rate=None), replica("penny/0"), AWAY]
+        rows = [
+            replica("far/0", kind="upstream", role=None, hit_rate=None),
+            replica("penny/0"),
+            AWAY,
+        ]
         found.on("GET", FLEET, {"data": rows, "has_more": False})
         found.on("GET", PLANNER, NO_PLAN)
         yield found
@@ -89,10 +94,10 @@ def test_each_replica_has_a_row_and_a_model_that_lacks_one_a_line(gateway: FakeG
     done = gateway.run("fleet", "status")
     assert done.exit_code == 0, done.output
     head, far, penny, away, line = done.output.splitlines()
-    assert head.split()[:8] == "REPLICA STATE RUNNING WAITING KV USED HIT RATE".split()
-    assert penny.split()[:7] == ["penny/0", "serving", "3", "0", "25%", "82%", "1830"]
-    assert far.split()[:6] == ["far/0", "serving", "3", "0", "25%", "-"]
-    assert away.split()[:8] == ["penny/1", "unreachable", "0", "0", "-", "-", "-", "-"]
+    assert head.split()[:8] == "REPLICA STATE ROLE RUNNING WAITING KV USED HIT".split()
+    assert penny.split()[:7] == ["penny/0", "serving", "both", "3", "0", "25%", "82%"]
+    assert far.split()[:6] == ["far/0", "serving", "-", "3", "0", "25%"]
+    assert away.split()[:7] == ["penny/1", "unreachable", "both", "0", "0", "-", "-"]
     assert "HOST" not in head and "310 ms" in penny
     assert line == "penny: 1 of 2 replicas serve"
 

@@ -33,7 +33,7 @@ LOG = {
     "timing": {"ttft_ms": 14.2},
 }
 ATTEMPTS = [{"name": "attempt", "about": f"penny/{each}"} for each in (1, 0)]
-ROUTING = [{"reason": "least_work", "candidates": CANDIDATES}]
+ROUTING: list[dict[str, Any]] = [{"reason": "least_work", "candidates": CANDIDATES, "split": None}]
 
 
 FOUND = [{"pool": 128, "tier": 0, "fetched": 1024}, {"pool": 0, "tier": 0, "fetched": 0}]
@@ -64,6 +64,15 @@ def test_each_candidate_has_a_row_and_the_reason_words() -> None:
             1152,
             14.2,
         )
+
+
+def test_it_names_the_replicas_that_share_a_prompt() -> None:
+    split = {"prefill": "1", "decode": "0", "transfer_s": 0.004}
+    with serving() as gateway:
+        routing = [{**ROUTING[0], "reason": "split", "split": split}]
+        gateway.on("GET", PATH, whole(routing=routing))
+        said = gateway.run("fleet", "explain", ID).output.splitlines()
+    assert "prefill at 1, decode at 0, 4.0 ms to read the KV" in said
 
 
 def test_it_says_why_there_is_nothing_to_explain() -> None:

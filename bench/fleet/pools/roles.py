@@ -1,0 +1,97 @@
+"""`bench.fleet roles`: where a model's engines serve more requests in time when some of them
+compute prompts for the others than when each does both.
+
+As many replicas in each layout, on virtual time, with the routing that Tollgate ships. A request is
+good where its first token comes within the one objective, and its others follow, on average, within
+the other. What a prompt takes to be read from another replica is its KV over the link's speed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from statistics import fmean
+
+import msgspec
+
+from bench.fleet.ours import PredictedTime, PredictedTimeByRole
+from bench.fleet.routers import gpu_cost, parser_of, traces_of
+from bench.fleet.trace import CONVERSATION, DOCUMENTS, TracedRequest
+from bench.fleet.world import FleetSetup, FleetWorld, RequestFate
+from bench.gpu.models import LLAMA_8B, shape_of
+
+TTFTS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
+TPOTS_S = (0.008, 0.010, 0.0125, 0.015, 0.02, 0.03, 0.05, 0.1)
+CLEAR = 0.01
+"""Shares of good requests that differ by less are alike."""
+
+
+class Layout(msgspec.Struct, frozen=True):
+    name: str
+    num_prefill: int = 0
+    max_step_tokens: int = 2_048
+
+    def run(
+        self, requests: Sequence[TracedRequest], setup: FleetSetup, ttft_s: float
+    ) -> list[RequestFate]:
+        setup = msgspec.structs.replace(
+            setup, num_prefill=self.num_prefill, max_step_tokens=self.max_step_tokens
+        )
+        world, rng = FleetWorld(setup), random.Random(1)
+        if self.num_prefill:
+            return world.run(requests, PredictedTimeByRole(world, rng, ttft_s))
+        return world.run(requests, PredictedTime(world, rng))
+
+
+LAYOUTS = (
+    Layout("8 both"),
+    Layout("8 both, 512 a step", max_step_tokens=512),
+    Layout("2 + 6", num_prefill=2),
+    Layout("3 + 5", num_prefill=3),
+    Layout("4 + 4", num_prefill=4),
+)
+
+
+def good_share(fates: Sequence[RequestFate], ttft_s: float, tpot_s: float) -> float:
+    return sum(f.ttft_s <= ttft_s and f.tpot_s <= tpot_s for f in fates) / len(fates)
+
+
+def main(command: str, arguments: list[str]) -> int:
+    parser = parser_of(command, __doc__ or "")
+    parser.set_defaults(speed=2.0)
+    parser.add_argument("--gb-per-s", type=float, default=12.0, help="of the link between replicas")
+    asked = parser.parse_args(arguments)
+    kv_bytes = shape_of(LLAMA_8B).kv_bytes(1, 2)
+    setup = FleetSetup(cost=gpu_cost(), read_token_s=kv_bytes / (1e9 * asked.gb_per_s))
+    for shape in [CONVERSATION] if asked.trace is not None else [CONVERSATION, DOCUMENTS]:
+        traces = traces_of(asked, shape)
+        print(f"{shape.name if asked.trace is None else asked.trace}, x{asked.speed:g}:")
+        print(f"  {'TTFT':>6} {'TPOT':>8}  " + "  ".join(f"{each.name:>18}" for each in LAYOUTS))
+        alike: dict[str, list[list[RequestFate]]] = {}
+        for ttft_s in TTFTS_S:
+            runs = {}
+            for layout in LAYOUTS:
+                if layout.name not in alike:
+                    found = [layout.run(each, setup, ttft_s) for each in traces]
+                    if not layout.num_prefill:  # what is promised changes nothing there
+                        alike[layout.name] = found
+                runs[layout.name] = alike.get(layout.name, found)
+            print_winners(ttft_s, runs)
+    return 0
+
+
+def print_winners(ttft_s: float, runs: dict[str, list[list[RequestFate]]]) -> None:
+    """Print, for an objective of first tokens and each of the others, the share of good requests in
+    each layout, as the mean of all seeds, and which serves more of them."""
+    moved = [fmean(fate.moves for fates in found for fate in fates) for found in runs.values()]
+    print(f"  {ttft_s:4g} s    moved  " + "  ".join(f"{share:18.1%}" for share in moved))
+    for tpot_s in TPOTS_S:
+        shares = {
+            name: fmean(good_share(fates, ttft_s, tpot_s) for fates in found)
+            for name, found in runs.items()
+        }
+        best = max(shares.values())
+        most = [name for name, share in shares.items() if share > best - CLEAR]
+        said = "  ".join(f"{share:18.3f}" for share in shares.values())
+        winner = "alike" if len(most) == len(shares) else " / ".join(most)
+        print(f"  {ttft_s:4g} s {1000 * tpot_s:5g} ms  {said}  {winner}", flush=True)
