@@ -68,6 +68,8 @@ OF_ARGUMENTS = {
     "tollgate models pin": MODELS,
     "tollgate models unpin": MODELS,
     "tollgate models pins": MODELS,
+    "tollgate models evaluate": MODELS,
+    "tollgate models evaluations": MODELS,
     "tollgate models rollout start": MODELS,
     "tollgate models rollout status": MODELS,
     "tollgate models rollout pause": MODELS,

@@ -66,6 +66,7 @@ def version_of(model: ModelConfig) -> str:
         wakes_in_s=None,
         starts_engine=False,
         shares_memory=False,
+        evaluations=(),
     )
     written = msgspec.json.encode(bare, enc_hook=str, order="deterministic")
     return hashlib.sha256(written).hexdigest()[:VERSION_DIGITS]

@@ -24,6 +24,7 @@ from gateway.registry.changes import (
     to_rollout,
 )
 from gateway.registry.comparison import Outcomes
+from gateway.registry.evaluations import check_passed
 from gateway.registry.rollout import (
     MOST_AT_LEAST,
     WATCHED,
@@ -63,15 +64,16 @@ async def start_rollout(
     watch: int,
     operator_org: str,
     actor: Actor,
+    suites: Sequence[str] = (),
 ) -> ModelRollout:
-    """Begin to give everybody a version who has no pin of their own. Raises: InvalidField,
-    NotFound, Conflict."""
+    """Begin to give everybody a version who has no pin of their own. `suites`: the evaluations that
+    it has to have passed. Raises: InvalidField, NotFound, Conflict."""
     await conn.execute(ONE_AT_A_TIME)
     check_steps(steps)
     for field, number, lowest in (("least", least, 1), ("watch", watch, 0)):
         if not lowest <= number <= MOST_AT_LEAST:
             raise InvalidField(field, f"is {lowest} to {MOST_AT_LEAST}")
-    await find_version(conn, model, version)
+    await check_passed(conn, await find_version(conn, model, version), suites)
     await check_none_active(conn, model, "model")
     before = await version_of_all(conn, model)
     if before == version:

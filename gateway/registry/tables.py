@@ -62,3 +62,16 @@ outcomes = sa.Table(
         for name in ("requests", "refused", "failed", "empty", "cut_off", "late")
     ),
 )
+
+evaluations = sa.Table(
+    "model_evaluations",
+    metadata,
+    text("id", key=True),
+    text("model"),
+    sa.Column("version", sa.Integer, nullable=False),
+    text("digest"),
+    text("suite"),
+    sa.Column("passed", sa.Boolean, nullable=False),
+    text("evidence"),
+    moment_made(),
+)

@@ -85,6 +85,7 @@ EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
 JoinAddress = Annotated[str, Meta(pattern=JOIN_PATTERN)]
 MAX_ENGINES = 64
 RayAddress = Annotated[str, Meta(pattern=RAY_PATTERN)]
+MAX_SUITES = 20
 EngineCount = Annotated[int, Meta(ge=1, le=MAX_ENGINES)]
 EngineRange = Annotated[str, Meta(pattern=RANGE_PATTERN)]
 """`least..most`: the planner decides how many there are (`gateway.fleet.planner`)."""
@@ -310,6 +311,8 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     dialect: DialectName | None = None
     slo: ModelSlos = ModelSlos()
     """By lane; what it leaves out is as `[slo]` has it."""
+    evaluations: Annotated[list[Name], Meta(max_length=MAX_SUITES)] = []
+    """The suites that a version has to have passed before a rollout of this model begins."""
 
 
 class WrittenAdapter(Strict, frozen=True, kw_only=True):

@@ -190,6 +190,8 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     """The way our engine is asked and told. None: as the installation has it."""
     slo: ModelSlos = ModelSlos()
     """The objectives of its requests, of its adapters' too, in place of the installation's."""
+    evaluations: tuple[str, ...] = ()
+    """The suites that a version has to have passed before a rollout of it begins."""
 
     @property
     def started(self) -> tuple[EngineAddress, ...]:
@@ -354,6 +356,7 @@ def _to_model(
         unknown_fields=model.unknown_fields,
         dialect=model.dialect,
         slo=model.slo,
+        evaluations=tuple(model.evaluations),
     )
 
 
@@ -509,6 +512,7 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
         tokenizer=None if model.tokenizer is None else model.tokenizer.absolute(),
         unknown_fields=model.unknown_fields,
         slo=model.slo,
+        evaluations=tuple(model.evaluations),
     )
 
 

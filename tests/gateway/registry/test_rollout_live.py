@@ -21,6 +21,7 @@ from gateway.lanes import Priority
 from gateway.principal import Plan
 from gateway.registry import rollout as states
 from gateway.registry.changes import add_version, read_table, remove_version, set_pin
+from gateway.registry.evaluations import add_evaluation
 from gateway.registry.rollout import ModelRollout, is_within
 from gateway.registry.rollout_changes import change_rollout, get_rollout, start_rollout
 from gateway.tenancy.errors import Conflict, NotFound
@@ -194,3 +195,26 @@ async def test_what_a_rollout_decides_is_changed_by_it_alone(
         with pytest.raises(NotFound):
             await start_rollout(conn, **{**wanted, "version": 9}, **by)
         await remove_version(conn, following.id, check=lambda _: None, **by)
+
+
+async def test_a_rollout_needs_the_last_word_of_each_suite(
+    system_db: AsyncEngine, operator: str
+) -> None:
+    by: dict[str, Any] = {"operator_org": operator, "actor": COMMAND_LINE}
+    wanted = {"model": "m", "version": 2, "steps": (5,), "least": 1, "watch": 0}
+    said = {"model": "m", "version": 2, "suite": "golden", "evidence": "score 0.97"}
+    async with tenant(system_db, operator) as conn:
+        versions = {"m": "a", "next": "b"}
+        await add_version(conn, model="m", served_by="next", digests=versions, **by)
+        with pytest.raises(Conflict, match="was not asked by the evaluation 'golden'"):
+            await start_rollout(conn, **wanted, **by, suites=("golden",))
+        await add_evaluation(conn, **said, passed=True, **by)
+        with pytest.raises(Conflict, match="'json'"):
+            await start_rollout(conn, **wanted, **by, suites=("golden", "json"))
+    async with tenant(system_db, operator) as conn:
+        await add_evaluation(conn, **said, passed=False, **by)
+        with pytest.raises(Conflict, match="did not pass the evaluation 'golden'"):
+            await start_rollout(conn, **wanted, **by, suites=("golden",))
+    async with tenant(system_db, operator) as conn:
+        await add_evaluation(conn, **said, passed=True, **by)
+        assert (await start_rollout(conn, **wanted, **by, suites=("golden",))).is_active

@@ -52,6 +52,7 @@ HIDDEN = {
     "installation_homes": "where the settings of the installation are in force",
     "installation_items": "models and servers of the installation, some for few tenants",
     "invoice_counters": "the last number of an issuer, who bills all tenants",
+    "model_evaluations": "what was said of the installation's versions, in the operator's words",
     "model_pins": "who gets which version of a model is the operator's to say",
     "model_rollout_outcomes": "how requests of all tenants ended, counted together",
     "model_rollouts": "which share of tenants gets a version is the operator's to say",

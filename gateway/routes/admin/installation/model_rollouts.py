@@ -20,6 +20,7 @@ from gateway.routes.admin.installation.model_versions import (
     OPERATORS,
     ModelsPageQuery,
     Named,
+    config_of,
     serves,
 )
 from gateway.routes.shared.resource import AdminRequest, AdminResource
@@ -130,6 +131,7 @@ async def create_rollout(request: AdminRequest, wanted: NewRollout) -> ModelRoll
             watch=wanted.watch,
             operator_org=request.org_id,
             actor=request.actor,
+            suites=config_of(request, wanted.model).evaluations,
         )
 
 

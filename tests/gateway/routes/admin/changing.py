@@ -228,6 +228,10 @@ class Maker:
         made = await self.post(f"{ADMIN}/models/versions", await self.version_body())
         return {"model": made["model"], "version": 2, "steps": [5, 50], "watch": 100}
 
+    async def evaluation_body(self) -> dict[str, Any]:
+        made = await self.post(f"{ADMIN}/models/versions", await self.version_body())
+        return {"model": made["model"], "version": 2, "suite": "golden", "passed": True}
+
     async def rollout(self) -> str:
         made = await self.post(f"{ADMIN}/models/rollouts", await self.rollout_body())
         return f"{ADMIN}/models/rollouts/{made['id']}"
@@ -393,6 +397,10 @@ async def make_pin(maker: Maker) -> Change:
     return Change(path=f"{ADMIN}/models/pins", body=await maker.pin_body())
 
 
+async def make_evaluation(maker: Maker) -> Change:
+    return Change(path=f"{ADMIN}/models/evaluations", body=await maker.evaluation_body())
+
+
 async def make_rollout(maker: Maker) -> Change:
     return Change(path=f"{ADMIN}/models/rollouts", body=await maker.rollout_body())
 
@@ -486,6 +494,7 @@ RECIPES: dict[tuple[str, str], Recipe] = {
     ("DELETE", f"{ADMIN}/models/versions/{{version_id}}"): at(Maker.version),
     ("POST", f"{ADMIN}/models/pins"): make_pin,
     ("DELETE", f"{ADMIN}/models/pins/{{pin_id}}"): at(Maker.pin),
+    ("POST", f"{ADMIN}/models/evaluations"): make_evaluation,
     ("POST", f"{ADMIN}/models/rollouts"): make_rollout,
     ("POST", f"{ADMIN}/models/rollouts/{{rollout_id}}/pause"): at(Maker.rollout, "/pause"),
     ("POST", f"{ADMIN}/models/rollouts/{{rollout_id}}/resume"): at(Maker.paused_rollout, "/resume"),

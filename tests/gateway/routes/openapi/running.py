@@ -47,6 +47,7 @@ from gateway.mcp.approvals import PostgresApprovals
 from gateway.permissions import IDENTITY_SCOPES, KEY_SCOPES
 from gateway.processes import database
 from gateway.registry.changes import add_version, set_pin
+from gateway.registry.evaluations import add_evaluation
 from gateway.registry.rollout_changes import start_rollout
 from gateway.registry.version_table import RegisteredVersion
 from gateway.routes.shared.services import Services
@@ -445,6 +446,9 @@ class Running:
     def make_pin(self, *_: Any) -> str:
         return self.run(self.new_pin())
 
+    def make_evaluation(self, *_: Any) -> str:
+        return self.run(self.new_evaluation())
+
     def make_rollout(self, *_: Any) -> str:
         return self.run(self.new_rollout())
 
@@ -469,6 +473,21 @@ class Running:
                 scope="org",
                 scope_id=self.org_id,
                 version=version.version,
+                operator_org=self.org_id,
+                actor=COMMAND_LINE,
+            )
+        return made.id
+
+    async def new_evaluation(self) -> str:
+        version = await self.new_version()
+        async with tenant(self.services.system_db, self.org_id) as conn:
+            made = await add_evaluation(
+                conn,
+                model=version.model,
+                version=version.version,
+                suite="golden",
+                passed=True,
+                evidence="98 %",
                 operator_org=self.org_id,
                 actor=COMMAND_LINE,
             )

@@ -85,6 +85,10 @@ async def add_pin(maker: Maker, _path: str) -> None:
     await maker.pin()
 
 
+async def add_evaluation(maker: Maker, path: str) -> None:
+    await maker.post(path, await maker.evaluation_body())
+
+
 async def add_rollout(maker: Maker, _path: str) -> None:
     await maker.rollout()
 
@@ -300,6 +304,7 @@ LISTS: dict[str, Fill] = {
     f"{ADMIN}/mcp/approvals": add_approval,
     f"{ADMIN}/fleet": nothing,
     f"{ADMIN}/models": nothing,
+    f"{ADMIN}/models/evaluations": add_evaluation,
     f"{ADMIN}/models/pins": add_pin,
     f"{ADMIN}/models/rollouts": add_rollout,
     f"{ADMIN}/models/versions": add_version,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.gateway.routes.admin.changing import ADMIN, Maker
@@ -59,3 +60,25 @@ async def test_what_cannot_begin_is_refused(world: World, maker: Maker) -> None:
     finally:
         fleet.replace(before)
     assert answer.status_code == 400 and "does not serve now" in answer.json()["detail"]
+
+
+async def test_a_rollout_begins_when_its_version_has_passed(world: World, maker: Maker) -> None:
+    body = await maker.rollout_body()
+    configuration = world.services.configuration
+    assert configuration is not None
+    models = tuple(
+        msgspec.structs.replace(each, evaluations=("golden",))
+        if each.name == body["model"]
+        else each
+        for each in configuration.settings.models
+    )
+    configuration.settings = msgspec.structs.replace(configuration.settings, models=models)
+    refused = await world.call("POST", ROLLOUTS, body)
+    assert (refused.status_code, refused.json()["param"]) == (409, "version")
+    assert "was not asked by the evaluation 'golden'" in refused.json()["detail"]
+    verdict = {"model": body["model"], "version": 2, "suite": "golden", "passed": True}
+    made = await maker.post(f"{ADMIN}/models/evaluations", {**verdict, "evidence": "0.97"})
+    assert (made["suite"], made["passed"], made["evidence"]) == ("golden", True, "0.97")
+    await maker.post(ROLLOUTS, body)
+    unknown = await world.call("POST", f"{ADMIN}/models/evaluations", {**verdict, "version": 9})
+    assert (unknown.status_code, unknown.json()["param"]) == (404, "version")
