@@ -100,6 +100,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("argument --join: not allowed with argument --listen")
     if arguments.join is not None and arguments.token is None:
         parser.error("argument --join: wants --token")
+    if arguments.joined_file is not None and arguments.join is None:
+        parser.error("argument --joined-file: only with --join")
     return arguments
 
 
@@ -131,7 +133,10 @@ def _join(home: TcpAddress, config: EngineConfig, arguments: argparse.Namespace)
     path = arguments.identity or beside
     identity = JoinIdentity(path, arguments.token)
     engine = identity_of(config, path.with_name(path.name + ".files"))
-    entrance = JoinedEntrance(home, identity, engine)
+    try:
+        entrance = JoinedEntrance(home, identity, engine, arguments.joined_file)
+    except OSError as error:
+        raise ConfigError(f"--joined-file {arguments.joined_file}: {error.strerror}") from None
     asyncio.run(entrance.ask())
     return entrance
 
@@ -236,6 +241,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="keeps the key and certificate by which the gateway knows this engine; unset: beside "
         "the token, FILE.identity",
+    )
+    process.add_argument(
+        "--joined-file",
+        type=Path,
+        metavar="FILE",
+        help="a file that is there while the gateway has this engine, for a probe; unset: none",
     )
     process.add_argument(
         "--insecure",

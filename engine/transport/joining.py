@@ -63,9 +63,21 @@ class JoinRefusal(EngineError):
 
 
 class JoinedEntrance:
-    """Lets the gateway processes of the home at `home` come, for as long as that wants them."""
+    """Lets the gateway processes of the home at `home` come, for as long as that wants them.
+    `joined_file`: a file that is there while the home has this engine, for whoever watches it."""
 
-    def __init__(self, home: TcpAddress, identity: JoinIdentity, engine: EngineIdentity) -> None:
+    def __init__(
+        self,
+        home: TcpAddress,
+        identity: JoinIdentity,
+        engine: EngineIdentity,
+        joined_file: Path | None = None,
+    ) -> None:
+        """Raises: OSError, if there can be no such file."""
+        if joined_file is not None:
+            joined_file.touch(mode=0o600)
+            joined_file.unlink()
+        self._joined_file = joined_file
         self._home, self._identity, self._engine = home, identity, engine
         self._serve: ServeConnection | None = None
         self._tasks = TaskSet()
@@ -136,6 +148,8 @@ class JoinedEntrance:
         log.info("joined %s as %s", self._home, self._replica)
         beating = asyncio.create_task(beat(writer), name="join-beat")
         try:
+            if self._joined_file is not None:
+                self._joined_file.touch(mode=0o600)
             while True:
                 async with asyncio.timeout(SILENT_S):
                     message = await frames.read()
@@ -148,6 +162,8 @@ class JoinedEntrance:
         finally:
             beating.cancel()
             writer.transport.abort()
+            if self._joined_file is not None:
+                self._joined_file.unlink(missing_ok=True)
 
     async def _introduce(
         self, *, is_ready: bool

@@ -7,10 +7,7 @@ in the settings. Where kubectl is installed, it builds what it would apply.
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -20,27 +17,29 @@ import pytest
 import yaml
 
 from gateway.settings.load import Settings, load
+from tests.deploy.manifests import (
+    BIN,
+    KINDS_OF_WORKLOADS,
+    KUBECTL,
+    KUSTOMIZATION,
+    LABELS,
+    NAME,
+    OF_OTHERS,
+    ROOT,
+    check_schemas,
+    closed,
+    container,
+    kubectl,
+    labels_of,
+    pod,
+    port_names,
+    read,
+    values,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "deploy" / "kubernetes" / "base"
 KEPT_SPOOL = ROOT / "deploy" / "kubernetes" / "kept-spool" / "kustomization.yaml"
-KUBECTL = shutil.which("kubectl")
-BIN = Path(sys.executable).parent
-OF_OTHERS = ("kustomize.config.k8s.io/", "monitoring.coreos.com/")
-"""Kinds that Kubernetes has no schemas of."""
-NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}
-LABELS = {"type": "object", "minProperties": 1, "additionalProperties": {"type": "string"}}
 DURATION = "^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?)$"
-
-
-def closed(required: str, **properties: object) -> dict[str, object]:
-    """Return the schema of an object with these properties alone."""
-    return {
-        "type": "object",
-        "required": required.split(),
-        "properties": properties,
-        "additionalProperties": False,
-    }
 
 
 SERVICE_MONITOR = closed(
@@ -65,36 +64,6 @@ SERVICE_MONITOR = closed(
     ),
 )
 """The part of the Prometheus operator's ServiceMonitor (v1) that the base uses."""
-KUSTOMIZATION = closed(
-    "apiVersion kind resources",
-    apiVersion={"const": "kustomize.config.k8s.io/v1beta1"},
-    kind={"const": "Kustomization"},
-    resources={"type": "array", "items": {"type": "string"}, "uniqueItems": True},
-    labels={"type": "array", "items": closed("pairs", pairs=LABELS)},
-    configMapGenerator={
-        "type": "array",
-        "items": closed("name files", name=NAME, files={"type": "array"}),
-    },
-    images={"type": "array", "items": closed("name", name=NAME, newTag={"type": "string"})},
-    patches={
-        "type": "array",
-        "items": closed(
-            "target patch",
-            target=closed("kind name", kind={"type": "string"}, name=NAME),
-            options=closed("", allowKindChange={"type": "boolean"}),
-            patch={"type": "string"},
-        ),
-    },
-)
-"""The part of kustomize's Kustomization that the base uses."""
-
-
-def read(path: Path) -> dict[str, Any]:
-    found = yaml.safe_load(path.read_text())
-    assert isinstance(found, dict)
-    return found
-
-
 KUSTOMIZED = read(BASE / "kustomization.yaml")
 MANIFESTS = {name: read(BASE / name) for name in KUSTOMIZED["resources"]}
 
@@ -103,40 +72,13 @@ def of_kind(kind: str) -> list[dict[str, Any]]:
     return [each for each in MANIFESTS.values() if each["kind"] == kind]
 
 
-KINDS_OF_WORKLOADS = ("Deployment", "StatefulSet", "Job")
 WORKLOADS = [each for kind in KINDS_OF_WORKLOADS for each in of_kind(kind)]
-
-
-def pod(workload: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = workload["spec"]["template"]["spec"]
-    return found
-
-
-def container(workload: dict[str, Any]) -> dict[str, Any]:
-    (found,) = pod(workload)["containers"]
-    return dict(found)
-
-
-def labels_of(workload: dict[str, Any]) -> dict[str, str]:
-    return dict(workload["spec"]["template"]["metadata"]["labels"])
 
 
 def selected(labels: dict[str, str]) -> dict[str, Any]:
     """Return the only workload whose pods have these labels."""
     (found,) = [each for each in WORKLOADS if labels.items() <= labels_of(each).items()]
     return found
-
-
-def port_names(workload: dict[str, Any]) -> dict[str, int]:
-    return {each["name"]: each["containerPort"] for each in container(workload)["ports"]}
-
-
-def values(tree: Any, key: str) -> Iterator[Any]:
-    """Yield what stands under `key` anywhere in `tree`."""
-    for each in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
-        yield from values(each, key)
-    if isinstance(tree, dict) and key in tree:
-        yield tree[key]
 
 
 def read_settings() -> Settings:
@@ -148,30 +90,10 @@ def read_settings() -> Settings:
     return load({"config": str(BASE / "tollgate.toml")}, environ)
 
 
-def check_schemas(*paths: Path) -> None:
-    checked = subprocess.run(
-        [BIN / "kubernetes-validate", "--strict", *paths],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-
-
 def test_the_manifests_match_the_schemas_of_kubernetes() -> None:
     own = [name for name, each in MANIFESTS.items() if not each["apiVersion"].startswith(OF_OTHERS)]
     assert len(own) >= 7
     check_schemas(*(BASE / name for name in own))
-
-
-def kubectl(*arguments: str, cwd: Path = ROOT) -> list[dict[str, Any]]:
-    """Return the objects that kubectl prints. It asks no cluster."""
-    done = subprocess.run(
-        [str(KUBECTL), *arguments], cwd=cwd, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
 
 
 @pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")

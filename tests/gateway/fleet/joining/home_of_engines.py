@@ -36,6 +36,7 @@ class JoiningEngine:
 
     def __init__(self, folder: Path, home: TcpAddress, identity: EngineIdentity) -> None:
         self.folder, self.home, self.identity = folder, home, identity
+        self.joined_file = folder / "joined"
         self.core = FakeCore(CONFIG)
         self.stop = asyncio.Event()
         self.entrance: JoinedEntrance | None = None
@@ -44,7 +45,7 @@ class JoiningEngine:
     async def begin(self) -> None:
         """Start as its process does. Raises: ConfigError."""
         kept = JoinIdentity(self.folder / "identity", self.folder / "token")
-        self.entrance = JoinedEntrance(self.home, kept, self.identity)
+        self.entrance = JoinedEntrance(self.home, kept, self.identity, self.joined_file)
         try:
             await self.entrance.ask()
         except BaseException:

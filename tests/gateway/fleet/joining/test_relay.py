@@ -112,6 +112,23 @@ async def test_a_drain_ends_what_runs_and_lets_nothing_new_come(
     await engine.end()
 
 
+async def test_its_file_is_there_while_it_is_joined(
+    client: EngineClient, home: JoinableHome
+) -> None:
+    engine = home.engine()
+    assert not engine.joined_file.exists()
+    await engine.begin()
+    await client.wait_connected(WAIT_S)
+    await until(engine.joined_file.exists)
+    await home.end()
+    await until(lambda: not engine.joined_file.exists())
+    await home.begin()
+    await until(engine.joined_file.exists)
+    await engine.vanish()
+    await engine.begin()
+    await until(engine.joined_file.exists)
+
+
 async def test_who_finds_no_place_waits_for_one(client: EngineClient, home: JoinableHome) -> None:
     first, second = home.engine(), home.engine()
     await first.begin()
