@@ -22,8 +22,11 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineStepFailed
 from engine.kernels.cpu.compiling.compilers import compiling
+from engine.model_cache.cache import DEFAULT_MAX_BYTES, Access, ModelCache, hold_if_cached
+from engine.model_cache.s3_files import S3Access
+from engine.model_cache.sources import VERSION, is_source, parse_source
 from engine.options import Option, engine_options
-from engine.text.hub import fetch, names_a_repository
+from engine.text.hub import LineOnTerminal, fetch, names_a_repository
 from engine.text.model_folder import check_model_folder, has_tokenizer
 from engine.text.tokenizer import Tokenizer
 from engine.transport.entrance import is_local
@@ -59,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         startup = Startup()
         with startup.phase("hub"):
             _fetch_model(arguments)
+            _hold_cached(arguments)
         _check_model(arguments)
         config = _config(arguments)
         entrance = arguments.listen if home is None else _join(home, config, arguments)
@@ -144,6 +148,11 @@ def _join(home: TcpAddress, config: EngineConfig, arguments: argparse.Namespace)
 def _fetch_model(arguments: argparse.Namespace) -> None:
     """A model that is named like one on a hub becomes the folder it was fetched to, unless it is
     one that comes with Tollgate."""
+    if is_source(arguments.model):
+        _fetch_from_source(arguments)
+        return
+    if arguments.version is not None:
+        raise ConfigError(f"--version is for a model of the cache; {arguments.model} is none")
     shipped = PACKAGE_ROOT / arguments.model
     if not arguments.model.exists() and shipped.exists():
         arguments.model = shipped
@@ -155,6 +164,32 @@ def _fetch_model(arguments: argparse.Namespace) -> None:
     arguments.served_name = arguments.served_name or name
     weights = arguments.load_format != "dummy"
     arguments.model = fetch(name, revision=arguments.revision, weights=weights).folder
+
+
+def _fetch_from_source(arguments: argparse.Namespace) -> None:
+    """A model of a source becomes its folder in the model cache."""
+    if arguments.revision is not None:
+        raise ConfigError(f"--revision: write hf:ORG/NAME@REVISION in place of {arguments.model}")
+    source = parse_source(arguments.model)
+    arguments.served_name = arguments.served_name or str(source)
+    cache = ModelCache(
+        arguments.model_cache,
+        arguments.model_cache_bytes,
+        Access(s3=S3Access(endpoint=arguments.s3_endpoint)),
+    )
+    found = cache.fetch(
+        source,
+        LineOnTerminal(str(source)),
+        part="texts" if arguments.load_format == "dummy" else "model",
+        version=arguments.version,
+    )
+    arguments.model = found.folder
+
+
+def _hold_cached(arguments: argparse.Namespace) -> None:
+    """Keep model and adapters in the cache, if they are in one: the locks end with the process."""
+    for folder in (arguments.model, *(path for _, path in arguments.adapters)):
+        hold_if_cached(folder)
 
 
 def _check_model(arguments: argparse.Namespace) -> None:
@@ -299,12 +334,38 @@ def _read(option: Option, text: str) -> object:
     return value
 
 
+def _version(text: str) -> str:
+    if not VERSION.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text}: expected sha256: and 64 hex digits")
+    return text
+
+
 def _add_model(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
         "--model",
         type=Path,
-        help="a Hugging Face folder, or org/name: fetched from a hub (HF_ENDPOINT)",
+        help="a Hugging Face folder; org/name: fetched from a hub (HF_ENDPOINT); or into the model "
+        "cache: hf:org/name@revision, s3://bucket/prefix",
+    )
+    add("--version", type=_version, help="the digest that a model of the cache must have")
+    add(
+        "--model-cache",
+        type=Path,
+        default=Path("~/.cache/tollgate/models").expanduser(),
+        metavar="FOLDER",
+        help="where models of hf: and s3: are kept (%(default)s)",
+    )
+    add(
+        "--model-cache-bytes",
+        type=int,
+        default=DEFAULT_MAX_BYTES,
+        help="what no process uses is removed beyond it (%(default)s)",
+    )
+    add(
+        "--s3-endpoint",
+        metavar="URL",
+        help="of s3:, unset: Amazon's; keys and region as its clients find them (AWS_...)",
     )
     add("--revision", help="of a model on a hub: a branch, a tag or a commit; unset: its default")
     add(

@@ -34,6 +34,8 @@ OF_THE_ENGINE = (
     "engine.fake",
     # The hashes by which a home knows that an engine which joins has the same model.
     "engine.model_files",
+    # Where models' files come from and are kept: the home brings them before it starts an engine.
+    "engine.model_cache",
     # Pure data: the table that makes the keys of [engine] and the flags of an engine's process.
     "engine.options",
     # The keys by which engine and gateway name the spans of a prompt.

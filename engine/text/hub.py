@@ -15,6 +15,8 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,18 +73,31 @@ def fetch(
     whole is taken from there without a word to the hub. While the hub cannot be reached, a branch
     is what it was last. Raises ConfigError: one line that says what is the matter.
     """
-    from huggingface_hub import HfApi, constants, errors
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # its HTTP library's
+    from huggingface_hub import HfApi, errors
 
     at = name if revision is None else f"{name}@{revision}"
-    hub = constants.ENDPOINT
-    try:
+    with hub_errors_explained(name, revision):
         commit = HfApi().resolve_revision(name, revision=revision).resolved
         try:
             return _cached(name, commit, weights)
         except errors.LocalEntryNotFoundError as error:
             log.debug("%s is not in the cache whole: %s", at, _one_line(error))
         return _download(name, commit, weights, tell or LineOnTerminal(at))
+
+
+@contextmanager
+def hub_errors_explained(
+    name: str, revision: str | None, *, hub: str | None = None
+) -> Iterator[None]:
+    """Turn what the hub's library raises into a ConfigError of one line. `hub`: its address; None:
+    that of the environment, HF_ENDPOINT."""
+    from huggingface_hub import constants, errors
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # its HTTP library's
+
+    at = name if revision is None else f"{name}@{revision}"
+    hub = hub or constants.ENDPOINT
+    try:
+        yield
     except errors.GatedRepoError as error:
         what = f"{at} is gated: accept its terms on {hub}/{name} and set HF_TOKEN"
         raise ConfigError(what) from error
@@ -108,17 +123,13 @@ def _download(name: str, commit: str, weights: bool, tell: Tell) -> FetchedModel
     began = time.monotonic()
     info = HfApi().model_info(name, revision=commit, files_metadata=True)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    wanted = {file for file in sizes if TEXTS.fullmatch(file)}
-    if "config.json" not in wanted:
-        raise ConfigError(f"{name}@{commit} has no config.json: it is no model for this engine")
-    if weights:
-        shards = [SINGLE_FILE]
-        if INDEX_FILE in sizes:
-            shards = _shards(Path(hf_hub_download(name, INDEX_FILE, revision=commit)))
-        _check_there(f"{name}@{commit}", shards, frozenset(sizes))
-        wanted |= set(shards)
-    else:
-        shards = []
+
+    def read_index() -> bytes:
+        return Path(hf_hub_download(name, INDEX_FILE, revision=commit)).read_bytes()
+
+    chosen = choose_files(f"{name}@{commit}", sizes, read_index if weights else None)
+    shards = chosen.weights
+    wanted = {*chosen.texts, *shards}
     total = sum(sizes[file] for file in wanted)
     log.info("fetching %s@%s: %d files, %.2f GiB", name, commit, len(wanted), total / GIB)
     if shards:
@@ -140,7 +151,7 @@ def _cached(name: str, commit: str, weights: bool) -> FetchedModel:
     needed = ["config.json", "tokenizer.json"]
     if weights:
         index = folder / INDEX_FILE
-        needed += _shards(index) if index.exists() else [SINGLE_FILE]
+        needed += shards_in(index.read_bytes(), index) if index.exists() else [SINGLE_FILE]
         modules = folder / MODULES_FILE
         if modules.exists() and Path(POOLING_FILE).parent.name in modules.read_text():
             needed.append(POOLING_FILE)
@@ -150,15 +161,40 @@ def _cached(name: str, commit: str, weights: bool) -> FetchedModel:
     return FetchedModel(folder, commit)
 
 
-def _shards(index: Path) -> list[str]:
-    """The files that an index names."""
+class ChosenFiles(NamedTuple):
+    """The files of a repository that an engine reads."""
+
+    texts: list[str]
+    weights: list[str]
+
+
+def choose_files(
+    at: str, there: Collection[str], read_index: Callable[[], bytes] | None
+) -> ChosenFiles:
+    """Choose what an engine reads of the files that a repository has. `at`: its name for an error.
+    `read_index`: returns the content of INDEX_FILE; None: no weights are chosen. Raises:
+    ConfigError, if it is no model for this engine, and what `read_index` raises."""
+    texts = sorted(file for file in there if TEXTS.fullmatch(file))
+    if "config.json" not in texts:
+        raise ConfigError(f"{at} has no config.json: it is no model for this engine")
+    if read_index is None:
+        return ChosenFiles(texts, [])
+    shards = [SINGLE_FILE]
+    if INDEX_FILE in there:
+        shards = shards_in(read_index(), f"{at}/{INDEX_FILE}")
+    _check_there(at, shards, there)
+    return ChosenFiles(texts, shards)
+
+
+def shards_in(index: bytes, at: str | Path) -> list[str]:
+    """Return the files that an index names. Raises: ConfigError."""
     try:
-        return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        return sorted(set(json.loads(index)["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{index} is no index of safetensors files: {error}") from error
+        raise ConfigError(f"{at} is no index of safetensors files: {error}") from error
 
 
-def _check_there(at: str, shards: list[str], there: frozenset[str]) -> None:
+def _check_there(at: str, shards: list[str], there: Collection[str]) -> None:
     """ConfigError unless every shard is there, as safetensors in the top folder."""
     for shard in shards:
         if shard in there and "/" not in shard and shard.endswith(".safetensors"):

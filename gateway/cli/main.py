@@ -51,6 +51,7 @@ from gateway.settings.file import Flags, SettingsError
 from gateway.settings.load import SavedSettings, Settings, is_text, load, own_environment
 
 if TYPE_CHECKING:
+    from gateway.processes.models.model_cache import ModelHolds
     from gateway.processes.start_view import StartView
 
 KERNEL_COMPILER = "engine.kernels.cpu.compiling"
@@ -163,15 +164,18 @@ def up(**flags: Flags) -> None:
     _compile_kernels(found)
     with importing():
         from gateway.fleet.joining.launch_plan import check_ray
-        from gateway.processes.model_folders import check_models
+        from gateway.processes.models.model_cache import ModelHolds
+        from gateway.processes.models.model_folders import check_models
         from gateway.processes.reachability import check_databases
         from gateway.processes.start_view import StartView
         from gateway.processes.supervisor import Supervisor
 
+    holds = ModelHolds()
+
     def read(view: StartView | None = None) -> Settings:
         found = load(flags)
         check_ray(found)
-        found = fetch_models(found, weights=True, view=view)
+        found = fetch_models(found, weights=True, view=view, holds=holds)
         check_models(found, weights=True)
         return found
 
@@ -189,7 +193,7 @@ def up(**flags: Flags) -> None:
 
     async def supervise(settings: Settings) -> None:
         await check_databases(settings)
-        await Supervisor(settings, read, view).run()
+        await Supervisor(settings, read, view, in_force=holds.keep).run()
 
     try:
         run(supervise(read(view)))
@@ -232,7 +236,7 @@ def gateway(**flags: Flags) -> None:
     from gateway.home import Home, RestoreUnfinished
     from gateway.installation.follower import with_stored
     from gateway.net import listener
-    from gateway.processes.model_folders import check_models
+    from gateway.processes.models.model_folders import check_models
     from gateway.settings.changes import refuse_what_is_fixed
 
     check_models(settings, weights=False)
@@ -298,13 +302,23 @@ for group in (
     tollgate.add_command(group)
 
 
-def fetch_models(settings: Settings, *, weights: bool, view: StartView | None = None) -> Settings:
-    """Return the settings with a folder for every model that is named like one on a hub. `view`:
-    what is downloaded is shown there; None: as lines."""
-    from gateway.processes.model_downloads import with_folders
+def fetch_models(
+    settings: Settings,
+    *,
+    weights: bool,
+    view: StartView | None = None,
+    holds: ModelHolds | None = None,
+) -> Settings:
+    """Return the settings with a folder for every model that is on a hub or in a store. `view`:
+    what is downloaded is shown there; None: as lines. `holds`: they keep the models of the cache;
+    None: these are kept until the process ends."""
+    from gateway.processes.models.model_cache import ModelHolds, with_cached_models
+    from gateway.processes.models.model_downloads import with_folders
     from gateway.processes.start_view import StartView
 
-    return with_folders(settings, weights=weights, view=view or StartView(click.echo))
+    view = view or StartView(click.echo)
+    found = with_folders(settings, weights=weights, view=view)
+    return with_cached_models(found, weights=weights, view=view, holds=holds or ModelHolds())
 
 
 add_examples(tollgate, "tollgate")

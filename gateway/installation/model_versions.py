@@ -17,6 +17,7 @@ from gateway.settings.sealed_keys import origin_of
 
 VERSION_DIGITS = 10
 COMMIT_DIGITS = 12
+WEIGHTS_CHARS = len("sha256:") + 12
 MAX_PROBLEM_CHARS = 500
 State = Literal["starting", "warming", "ready", "serving", "restarting", "draining", "failed"]
 """`ready`: its engine listens, and the workers are still to take it up. `restarting`: it left, and
@@ -57,8 +58,10 @@ def running_release() -> str:
 def version_of(model: ModelConfig) -> str:
     """Name the version of a model by its settings, whichever processes it has and however many:
     other settings are another version."""
+    path = model.path if model.source is None else None  # its version names the files everywhere
     bare = msgspec.structs.replace(
         model,
+        path=path,
         engines=(),
         joined=(),
         replica_range=None,
@@ -74,6 +77,8 @@ def version_of(model: ModelConfig) -> str:
 
 def weights_of(model: ModelConfig) -> str:
     """Name the weights of a model: those of a hub are at a commit, which is their folder's name."""
+    if model.source is not None:
+        return f"{model.source} {(model.version or '')[:WEIGHTS_CHARS]}".strip()
     if model.path is None:
         return model.repository or ""
     if model.repository is not None:

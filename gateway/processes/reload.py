@@ -40,7 +40,8 @@ REFUSED = "Refused, the old settings stay in force: "
 
 class Reload:
     """Reloads the settings of one `tollgate up`, one at a time. `settings`: those in force, which
-    know the stores that run. `as_read`: the same as they were read."""
+    know the stores that run. `as_read`: the same as they were read. `in_force`: is called with
+    those that came into force."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Reload:
         engines: EngineSet,
         workers: WorkerSet,
         say: Callable[[str], None],
+        in_force: Callable[[Settings], None] = lambda settings: None,
     ) -> None:
         self.settings = settings
         self.problem = ""
@@ -60,6 +62,7 @@ class Reload:
         """Called with `problem` when settings were reloaded or refused."""
         self._as_read, self._read, self._complete = as_read, read, complete
         self._engines, self._workers, self._say = engines, workers, say
+        self._in_force = in_force
         self._elsewhere = VersionHistory()
         self._counts: Mapping[str, int] = {}
         """How many engines models have by decision, in place of what they begin with."""
@@ -166,6 +169,7 @@ class Reload:
         gone = self._retire_engines(fresh)
         replaced = self._is_for_new_workers(fresh, request)
         self.settings, self._as_read = fresh, wanted
+        self._in_force(fresh)
         return ReloadAnswer(changes=lines, message=done(changes, added, gone, replaced=replaced))
 
     async def _stop_engines(self, fresh: Settings, lines: list[str], say: Tell) -> list[str]:

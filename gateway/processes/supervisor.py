@@ -19,6 +19,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -71,12 +72,18 @@ MAX_PROBE_BYTES = 64 * 1024
 
 class Supervisor:
     """One run of `tollgate up`. `read`: reads the settings again. `view` shows a person what
-    happens."""
+    happens. `in_force`: is called when a reload has put settings in force."""
 
-    def __init__(self, settings: Settings, read: ReadSettings, view: StartView) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        read: ReadSettings,
+        view: StartView,
+        in_force: Callable[[Settings], None] = lambda settings: None,
+    ) -> None:
         self.settings = settings
         self.home = Home(settings.home)
-        self._as_read, self._read = settings, read
+        self._as_read, self._read, self._in_force = settings, read, in_force
         self._view = view
         self._say = view.say
         self._stored: StoredSettingsFollower | None = None
@@ -192,6 +199,7 @@ class Supervisor:
             engines=self._engines,
             workers=workers,
             say=self._say,
+            in_force=self._in_force,
         )
         async with control_socket(self.home, reload.answer):
             await together(

@@ -49,6 +49,7 @@ EFFECTS: Mapping[str, Effect] = {
     "mcp.search_model": "live",
     "mcp.scan_model": "live",
     "mcp.stdio": "workers",
+    "model_cache": "commands",
     "backup": "commands",
     "workers": "workers",
     "public_url": "workers",
@@ -176,6 +177,9 @@ def _as_in_file(model: ModelConfig, table: dict[str, Any]) -> dict[str, Any]:
     that are started here by how many they are; one upstream by keys of the model, several by tables
     `replica`, and the name at the upstream only where it is another."""
     replicas: list[dict[str, Any]] = table.pop("replicas", [])
+    for each in (table, *table.get("adapters", ())):
+        if source := each.pop("source", None):
+            each["path"] = source
     if model.replica_range is not None:
         table["replicas"] = str(model.replica_range)
     elif model.num_prefill:

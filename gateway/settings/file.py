@@ -43,6 +43,7 @@ REDIS_PATTERN = r"^(redis|rediss|unix)://."
 MCP_PATTERN = r"^[a-z0-9](?:-?[a-z0-9]){0,23}\Z"
 ORG_PATTERN = r"^org_[0-9A-Za-z]{1,64}\Z"
 ORGS_PROJECT_PATTERN = r"^org_[0-9A-Za-z]{1,64}/proj_[0-9A-Za-z]{1,64}\Z"
+VERSION_PATTERN = r"^sha256:[0-9a-f]{64}\Z"
 RANGE_PATTERN = r"^[0-9]{1,2}\.\.[0-9]{1,2}\Z"
 ADDRESS_PATTERN = rf"^(unix:[^\x00-\x1f]+|tcp:[^\s\x00-\x1f]+:{PORT})\Z"
 JOIN_PATTERN = rf"^tcp:[^\s\x00-\x1f]+:{PORT}\Z"
@@ -65,6 +66,7 @@ IN_WORDS = {
     repr(JOIN_PATTERN): "'tcp:host:port'",
     repr(RAY_PATTERN): "'auto' or 'host:port' of the cluster's head",
     repr(ADDRESS_PATTERN): "'unix:/path' or 'tcp:host:port'",
+    repr(VERSION_PATTERN): "'sha256:' and 64 hex digits",
     repr(RANGE_PATTERN): "a number such as 2, or a range such as '1..4'",
 }
 EngineTable = dict[str, Any]
@@ -73,6 +75,7 @@ say, the other one may, so it is converted where both are known."""
 AdapterName = Annotated[str, Meta(pattern=ADAPTER_PATTERN)]
 """The engine's command line names adapters NAME=PATH."""
 Url = Annotated[str, Meta(pattern=URL_PATTERN)]
+WeightsVersion = Annotated[str, Meta(pattern=VERSION_PATTERN)]
 RootPath = Annotated[str, Meta(pattern=ROOT_PATH_PATTERN, max_length=255)]
 TraceViewUrl = Annotated[
     str, Meta(pattern=r"^https?://[^\s{}\"'<>]+\{trace\}[^\s{}\"'<>]*$", max_length=2000)
@@ -273,7 +276,11 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
 
     name: Name
     path: Path | None = None
-    """A folder, or `org/name` on a hub."""
+    """A folder, `org/name` on a hub, or a source of the model cache, `hf:org/name@revision` or
+    `s3://bucket/prefix`."""
+    version: WeightsVersion | None = None
+    """The digest that its files must have. None: any; those of the model cache stay what they were
+    when they were first served."""
     revision: Name | None = None
     engine: EngineAddress | None = None
     insecure: bool | None = None
@@ -316,10 +323,11 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
 
 
 class WrittenAdapter(Strict, frozen=True, kw_only=True):
-    """`[[model.adapter]]`."""
+    """`[[model.adapter]]`. `path` and `version`: as of a model."""
 
     name: AdapterName
     path: Path | None = None
+    version: WeightsVersion | None = None
 
 
 class WrittenReplica(Strict, frozen=True, kw_only=True):
@@ -359,6 +367,41 @@ class FileStoreConfig(Strict, frozen=True, kw_only=True):
     """The deadline of one request, including its retries."""
     part_bytes: Annotated[int, Meta(ge=1024, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
     """The part size of one object; each open upload and each reader holds one part in memory."""
+
+
+class S3SourceConfig(Strict, frozen=True, kw_only=True):
+    """`[model_cache.s3]`: how `s3://bucket/prefix` is reached."""
+
+    endpoint: Url | None = None
+    """None: Amazon's of the region."""
+    region: Name = "us-east-1"
+    access_key_env: Name | None = None
+    secret_key_env: Name | None = None
+    """Environment variables that hold the credentials. Neither: as Amazon's own clients find them:
+    in AWS_ACCESS_KEY_ID and so on, or by the role of the machine."""
+    anonymous: bool = False
+    """Requests are not signed: for buckets that anybody may read."""
+    path_style: bool = True
+    """The bucket stands in the path of a URL; else in the name of its host."""
+    connect_timeout_s: StoreTimeout = 5.0
+    timeout_s: StoreTimeout = 60.0
+    """The deadline of one request, which brings 16 MiB at most."""
+
+
+class ModelCacheConfig(Strict, frozen=True, kw_only=True):
+    """`[model_cache]`: where models' files are kept that come from a hub or S3, and how these are
+    reached."""
+
+    path: Path | None = None
+    """A folder, which several homes of a machine may share. None: HOME/models."""
+    max_bytes: Annotated[int, Meta(ge=1 << 20, le=1024**5)] = 256 * 1024**3
+    """Models that no process uses are removed for what comes, the least recently used first."""
+    hub_endpoint: Url | None = None
+    """None: that of the variable HF_ENDPOINT, or huggingface.co."""
+    hub_token_env: Name | None = None
+    """The environment variable that holds the hub's token. None: as the hub's clients find it, in
+    HF_TOKEN for one."""
+    s3: S3SourceConfig = S3SourceConfig()
 
 
 class BackupConfig(Strict, frozen=True, kw_only=True):
@@ -556,6 +599,7 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
     """Requests of batches that one worker has under way."""
     file_store: FileStoreConfig | None = None
     """The store for the content of new files. None: Postgres."""
+    model_cache: ModelCacheConfig = ModelCacheConfig()
     backup: BackupConfig = BackupConfig()
     fleet: FleetConfig = FleetConfig()
     max_disputed_in_a_row: Annotated[int, Meta(ge=0, le=1_000_000)] = 10

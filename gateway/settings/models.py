@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from billing.cache_contracts import DEFAULT_CONTRACT, ContractName
+from engine.errors import ConfigError
+from engine.model_cache.sources import is_source, parse_source
 from engine.options import EngineOptions, PositiveInt
 from engine.text.hub import names_a_repository
 from engine.text.output_parser.registry import FamilyName, ReasoningName
@@ -35,6 +37,7 @@ from gateway.settings.file import (
     UnknownFields,
     Url,
     Weight,
+    WeightsVersion,
     WrittenModel,
     WrittenReplica,
     decode_path,
@@ -59,7 +62,7 @@ UPSTREAMS_OWN = (
 """Options that only apply to upstreams."""
 ENGINES_OWN = (
     *("engine", "insecure", "replicas", "joined", "prefill", "decode", "ray"),
-    *("revision", "engine_options", "adapter"),
+    *("revision", "version", "engine_options", "adapter"),
     *("cache_contract", "chat_template", "tool_call_parser", "reasoning_parser", "dialect"),
 )
 """Options that only apply to models with a path."""
@@ -102,7 +105,11 @@ class AdapterConfig(Strict, frozen=True, kw_only=True):
     """The engine's name for it, too."""
     path: Path | None = None
     """A folder as PEFT writes it. Absolute. None where somebody else runs the engine, who has given
-    it the adapter under this name."""
+    it the adapter under this name, and of a source from which it is not fetched yet."""
+    source: str | None = None
+    """The source that it is fetched from into the model cache, `hf:...` or `s3://...`."""
+    version: WeightsVersion | None = None
+    """The digest of its files. None: any, or it is not fetched yet."""
 
 
 class ReplicaRange(Strict, frozen=True, kw_only=True):
@@ -133,8 +140,12 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
 
     name: Name
     path: Path | None = None
-    """A Hugging Face folder. Absolute. None for an upstream, and for a repository that is not
-    fetched yet (`gateway.processes.model_downloads`)."""
+    """A Hugging Face folder. Absolute. None for an upstream, and for a repository or source from
+    which it is not fetched yet (`gateway.processes.models.model_downloads`)."""
+    source: str | None = None
+    """The source that it is fetched from into the model cache, `hf:...` or `s3://...`."""
+    version: WeightsVersion | None = None
+    """The digest of its files. None: any, or it is not fetched yet."""
     repository: str | None = None
     """`org/name` on a hub."""
     revision: str | None = None
@@ -245,8 +256,8 @@ class EngineNumbers:
 def alone(model: str, revision: Any = None) -> WrittenModel:
     """The only model that is served, named after its repository or its folder."""
     path = Path(model).absolute() if model.startswith(".") else Path(model)
-    repository = _repository(path)
-    name = repository or path.absolute().name or "model"
+    named = _repository(path) or _source(path, "model")
+    name = _name_of(named) if named else path.absolute().name or "model"
     return WrittenModel(name=name, path=path, revision=None if revision is None else str(revision))
 
 
@@ -322,7 +333,7 @@ def _to_model(
     for key in UPSTREAMS_OWN:
         if getattr(model, key) is not None:
             raise SettingsError(f"{at}.{key}: only for an upstream; this model has a path")
-    repository = _repository(model.path)
+    repository, source = _repository(model.path), _source(model.path, f"{at}.path")
     if model.revision is not None and repository is None:
         raise SettingsError(f"{at}.revision: only for a repository; {model.path} is none")
     starts_engine = model.engine is None
@@ -337,8 +348,10 @@ def _to_model(
     started = (*(f"unix:{home.engine_socket(number)}" for number in numbers[0]), *joined)
     return ModelConfig(
         name=model.name,
-        path=None if repository is not None else _find(model.path),
+        path=None if repository is not None or source is not None else _find(model.path),
         repository=repository,
+        source=source,
+        version=model.version,
         revision=model.revision,
         engines=started if model.engine is None else (model.engine,),
         joined=joined,
@@ -455,8 +468,11 @@ def _to_adapters(model: WrittenModel, at: str) -> Iterator[AdapterConfig]:
             raise SettingsError(f"{key}: only for an engine that is started here")
         if model.engine is None and adapter.path is None:
             raise SettingsError(f"{key}: missing")
-        path = None if adapter.path is None else _find(adapter.path)
-        yield AdapterConfig(name=adapter.name, path=path)
+        source = None if adapter.path is None else _source(adapter.path, key)
+        path = None if adapter.path is None or source is not None else _find(adapter.path)
+        if adapter.version is not None and adapter.path is None:
+            raise SettingsError(f"{key.removesuffix('path')}version: only beside a path")
+        yield AdapterConfig(name=adapter.name, path=path, source=source, version=adapter.version)
 
 
 def _template(model: WrittenModel, at: str) -> Path | None:
@@ -519,6 +535,24 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
 def _repository(path: Path) -> str | None:
     """Return `path` if it names a repository on a hub, and no folder here or of Tollgate's."""
     return str(path) if names_a_repository(path) and not _find(path).exists() else None
+
+
+def _source(path: Path, at: str) -> str | None:
+    """Return `path` in its one form if it names a source of the model cache. `at`: its key. Raises:
+    SettingsError."""
+    if not is_source(path):
+        return None
+    try:
+        return str(parse_source(path))
+    except ConfigError as error:
+        raise SettingsError(f"{at}: {error.message}") from None
+
+
+def _name_of(source: str) -> str:
+    """Name a model by where it comes from: as its repository, or the last part of its prefix."""
+    if source.startswith("hf:"):
+        return source.removeprefix("hf:").partition("@")[0]
+    return source.rpartition("/")[2] if source.startswith("s3:") else source
 
 
 def _find(path: Path) -> Path:

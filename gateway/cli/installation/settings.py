@@ -75,7 +75,7 @@ def check(**flags: Flags) -> None:
     Starts and fetches nothing. Exit code: 0, or 2 with the line that names the mistake.
     """
     from billing.errors import BillingError
-    from gateway.processes.model_folders import check_models
+    from gateway.processes.models.model_folders import check_models
     from gateway.settings.prices import load_prices
 
     report = load_report(flags)

@@ -14,7 +14,7 @@ import msgspec
 from gateway.home import Home
 from gateway.processes.checks import machine, stores
 from gateway.processes.checks.diagnosis import Diagnosis
-from gateway.processes.model_folders import check_models
+from gateway.processes.models.model_folders import check_models
 from gateway.settings.file import MailConfig, SettingsError
 from gateway.settings.load import Settings, load_report, read_api_key, read_secret
 
@@ -83,8 +83,8 @@ def check_model_files(settings: Settings) -> list[Diagnosis]:
         if model.replicas:
             continue
         name = f"model {model.name}"
-        if model.repository is not None:
-            found.append(Diagnosis(name, "ok", f"{model.repository}, fetched at the start"))
+        if (fetched := model.repository or model.source) is not None:
+            found.append(Diagnosis(name, "ok", f"{fetched}, fetched at the start"))
             continue
         alone = msgspec.structs.replace(settings, models=(model,), file_store=None)
         try:

@@ -54,6 +54,10 @@ class Hub:
         self.stall_once: set[str] = set()
         """Files whose next download stands still in the middle until whoever asked is gone."""
         self.stalled = threading.Event()
+        self.gates: dict[str, threading.Event] = {}
+        """Files that are sent once their events are set."""
+        self.damaged: set[str] = set()
+        """Files of which one bit is sent wrong."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.hub = self  # type: ignore[attr-defined]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
@@ -138,6 +142,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_file(self, name: str, content: bytes, commit: str) -> None:
         headers = {"ETag": f'"{_blob(content)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        if name in self.hub.damaged:
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        if self.command == "GET" and name in self.hub.gates:
+            self.hub.gates[name].wait(60)
         status, asked = 200, self.headers.get("Range")
         if asked is not None:
             first = int(asked.removeprefix("bytes=").removesuffix("-"))
@@ -175,14 +183,23 @@ def _describe(match: re.Match[str], commit: str, files: Mapping[str, bytes]) -> 
             for name, content in files.items()
         ]
     siblings = [
-        {"rfilename": name, "size": len(content), "blobId": _blob(content)}
+        {"rfilename": name, "size": len(content), "blobId": _blob(content), **_large(name, content)}
         for name, content in files.items()
     ]
     return {"id": match["name"], "sha": commit, "tags": [], "siblings": siblings}
 
 
 def _blob(content: bytes) -> str:
-    return hashlib.sha1(content, usedforsecurity=False).hexdigest()
+    """The id that git gives a file."""
+    head = b"blob %d\0" % len(content)
+    return hashlib.sha1(head + content, usedforsecurity=False).hexdigest()
+
+
+def _large(name: str, content: bytes) -> dict[str, Any]:
+    if not name.endswith(".safetensors"):
+        return {}
+    sha256 = hashlib.sha256(content).hexdigest()
+    return {"lfs": {"sha256": sha256, "size": len(content), "pointerSize": 130}}
 
 
 FETCH = """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.processes import model_folders
-from gateway.processes.model_folders import check_models
+from gateway.processes.models import model_folders
+from gateway.processes.models.model_folders import check_models
 from gateway.settings.file import SettingsError
 from gateway.settings.load import load
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.processes.model_downloads import with_folders
+from gateway.processes.models.model_downloads import with_folders
 from gateway.processes.start_view import StartView
 from gateway.settings.file import SettingsError
 from gateway.settings.load import load
 from gateway.settings.models import PACKAGE_ROOT
 from tests.engine.text.hub_server import Hub
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 PENNY = PACKAGE_ROOT / "models" / "penny"
 NAME = "acme/penny"
 
