@@ -11,6 +11,7 @@
     tiers      the first token of a prompt that was evicted, read from disk and computed
     transfer   the first token of a prompt that is read from another engine, and computed
     choice     what it costs a request to choose among engines
+    planner    how many replicas a planner keeps through a spike, beside other scalers
     rollout    how soon a worse version is taken back, and how often one that is not worse
 
 A command says what each of its goals is, and whether it is met; its exit status is 1 if one is not.
@@ -28,6 +29,7 @@ COMMANDS = {
     "overload": "bench.fleet.overload",
     "roles": "bench.fleet.pools.roles",
     "choice": "bench.fleet.choice",
+    "planner": "bench.fleet.planner.planner",
     "rollout": "bench.fleet.versions.rollout",
     "index": "bench.fleet.index",
     "live": "bench.fleet.live",

@@ -10,7 +10,7 @@ from bench.fleet.trace import BLOCK_TOKENS
 from bench.fleet.world import NUM_WORKERS, FleetWorld, RequestFate
 from engine.protocol import ReplicaStatus
 from gateway.fleet.engine_view import EngineView
-from gateway.fleet.predicted_time import PredictionError, Prompt
+from gateway.fleet.predicted_time import ModelCosts, PredictionError, Prompt
 from gateway.fleet.roles import choose_by_role, choose_to_go_on, pools_of
 from gateway.fleet.router import idle_prefill_s
 from gateway.fleet.routing import Candidate, Choice, candidates_of, choose
@@ -24,14 +24,23 @@ class PredictedTime:
 
     def __init__(self, world: FleetWorld, rng: random.Random, slo: Slo | None = None) -> None:
         self.world, self.slo, self.now_s = world, slo, 0.0
-        self.sent = [SentWork() for _ in range(world.setup.num_replicas)]
-        self.views = [
-            [EngineView(each, clock=lambda: self.now_s) for each in self.sent]
-            for _ in range(NUM_WORKERS)
-        ]
+        self.views: list[list[EngineView]] = [[] for _ in range(NUM_WORKERS)]
+        self.costs = [ModelCosts() for _ in range(NUM_WORKERS)]
+        self.serving: list[int] = []
+        """The replicas that a request may go to."""
+        for number in range(world.setup.num_replicas):
+            self.meet(number)
         self.errors = [PredictionError() for _ in range(NUM_WORKERS)]
         self._raw: dict[int, float] = {}
         """Predictions before they were corrected, by the request's object."""
+
+    def meet(self, replica: int) -> None:
+        """Take up a replica, the one after those that were ever met."""
+        sent = SentWork()
+        for views, costs in zip(self.views, self.costs, strict=True):
+            assert len(views) == replica
+            views.append(EngineView(sent, costs, clock=lambda: self.now_s))
+        self.serving.append(replica)
 
     def heard(self, replica: int, status: ReplicaStatus, now_s: float) -> None:
         self.now_s = max(self.now_s, now_s)
@@ -40,24 +49,31 @@ class PredictedTime:
 
     def choose(self, fate: RequestFate, now_s: float) -> int | None:
         self.now_s = max(self.now_s, now_s)
-        asked, views = fate.asked, self.views[fate.worker]
+        asked, all_views = fate.asked, self.views[fate.worker]
+        views = [all_views[number] for number in self.serving]
         cached = [
-            BLOCK_TOKENS * replica.cache.cached_blocks(asked.hash_ids)
-            for replica in self.world.replicas
+            BLOCK_TOKENS * self.world.replicas[number].cache.cached_blocks(asked.hash_ids)
+            for number in self.serving
         ]
         factor = self.errors[fate.worker].factor
         candidates = candidates_of(
             *(views, asked.input_length, cached, "interactive", factor), fetches=False
         )
         choice = self.choice_of(views, candidates, fate)
-        if self.slo is not None and choice.least_s > self._limit_s(fate, self.slo):
+        is_late = self.slo is not None and choice.least_s > self._limit_s(fate, self.slo)
+        view, found = views[choice.order[0]], candidates[choice.order[0]]
+        prompt = Prompt(asked.input_length - found.cached, found.cached)
+        self.note(view.price.idle_seconds(prompt.missing), is_late=is_late)
+        if is_late:
             return None
-        chosen = choice.order[0]
-        view, found = views[chosen], candidates[chosen]
-        view.send(Prompt(asked.input_length - found.cached, found.cached), "interactive")
+        view.send(prompt, "interactive")
         fate.predicted_s = found.predicted_s
         self._raw[id(fate)] = found.predicted_s / factor
-        return chosen
+        return self.serving[choice.order[0]]
+
+    def note(self, prompt_s: float, *, is_late: bool) -> None:
+        """Hear what the prompt of a request would take an idle replica, and whether it is refused;
+        for who plans by it."""
 
     def choice_of(
         self, views: Sequence[EngineView], candidates: Sequence[Candidate], fate: RequestFate

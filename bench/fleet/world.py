@@ -187,6 +187,7 @@ class SimulatedReplica:
         self.number, self.now_s = number, 0.0
         self.work_s = 0.0
         """Seconds of its steps beyond the fixed part of each."""
+        self.num_generated = 0
         self.cache = SimulatedCache(setup.kv_tokens // BLOCK_TOKENS)
         self._setup, self._cost, self._router = setup, setup.cost, router
         self._waiting: deque[RequestFate] = deque()
@@ -209,9 +210,13 @@ class SimulatedReplica:
         self.begun: deque[RequestFate] = deque()
         """Requests with a first token of which nobody has heard yet."""
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._waiting or self._prompts or self._ends)
+
     def add(self, fate: RequestFate) -> None:
         """Queue a request that came at `now_s` of its own clock, or during the step before that."""
-        if not (self._waiting or self._prompts or self._ends):
+        if not self.is_busy:
             self.now_s = max(self.now_s, fate.came_s)
         fate.num_found = fate.computed or self._find(fate) * BLOCK_TOKENS
         self._waiting.append(fate)
@@ -221,14 +226,14 @@ class SimulatedReplica:
 
     def run(self, until_s: float) -> None:
         """Run all steps that begin before then."""
-        while self.now_s < until_s and (self._waiting or self._prompts or self._ends):
+        while self.now_s < until_s and self.is_busy:
             self._say_status()
             self._start_waiting()
             if self._prompts:
                 self._step()
             else:
                 self._decode_on(until_s)
-            if not (self._waiting or self._prompts or self._ends):
+            if not self.is_busy:
                 self._say_status(at_once=True)
 
     def _start_waiting(self) -> None:
@@ -282,6 +287,7 @@ class SimulatedReplica:
     def _say_token(self, fate: RequestFate) -> None:
         """Say the token behind a prompt: the first one, or the next where that was said before."""
         said = 1 if math.isinf(fate.first_s) else 2
+        self.num_generated += 1
         if said == 1:
             fate.first_s = self.now_s
             self.begun.append(fate)
@@ -312,6 +318,7 @@ class SimulatedReplica:
         self.work_s += seconds - steps * self._cost.step_s
         self._num_steps += steps
         self._context += steps * len(self._ends)
+        self.num_generated += steps * len(self._ends)
         while self._ends and self._ends[0][0] <= self._num_steps:
             _, _, fate = heappop(self._ends)
             self._context -= fate.asked.input_length + fate.asked.output_length
@@ -342,6 +349,8 @@ class SimulatedReplica:
         )
         return msgspec.structs.replace(
             IDLE,
+            engine_id=f"replica-{self.number}",
+            generated_tokens=self.num_generated,
             num_running=lane.num_running,
             num_waiting=lane.num_waiting,
             kv_cache_usage=self.cache.num_used / self.cache.num_blocks,

@@ -157,7 +157,7 @@ class PlannerConfig(Strict, frozen=True, kw_only=True):
     and stands in the audit log, but is not done."""
     interval_s: Annotated[float, Meta(ge=0.1, le=300)] = 5.0
     """Between two decisions."""
-    cooldown_s: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
+    cooldown_s: Annotated[float, Meta(ge=0, le=86_400)] = 120.0
     """Fewer are wanted once no more were needed for so long."""
     idle_s: Annotated[float, Meta(ge=1, le=7 * 86_400)] = 900.0
     """A model whose range begins at 0 has no engine any more once nothing was asked of it for so

@@ -58,7 +58,7 @@ class PoolBounds(msgspec.Struct, frozen=True, kw_only=True):
     """The interactive lane's."""
     target: float = 0.99
     """The share of requests that is to meet it."""
-    cooldown_s: float = 300.0
+    cooldown_s: float = 120.0
     idle_s: float = 900.0
 
 

@@ -3,7 +3,8 @@ minute of the days before.
 
 Pure. Both are exponential averages by time constants, so that observations may come at any
 distance. The day's shape is learnt minute by minute, and says only by what factor the rate changes
-until then: what today has in common with other days is its shape, not its height.
+until then: what today has in common with other days is its shape, not its height. The time
+constants of level and trend were found by simulation (`python -m bench.fleet planner`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import math
 from collections.abc import Sequence
 
 DAY_MINUTES = 24 * 60
-LEVEL_S = 20.0
+LEVEL_S = 12.0
 """The time constant of the rate as it is now."""
-TREND_S = 60.0
+TREND_S = 45.0
 """The time constant of its slope."""
 PROFILE_DAYS = 3.0
 """The time constant of the day's shape, in days."""

@@ -65,12 +65,13 @@ Note = Callable[[PlannedChange], Coroutine[Any, Any, None]]
 
 
 class _Pool:
-    """Keeps what the planner knows of one model. `asked`: what is asked of it in this home."""
+    """Keeps what the planner knows of one model. `asked`: what is asked of it in this home.
+    `running`: replicas that it has, which count as needed until now: nobody knows yet."""
 
-    def __init__(self, asked: AskedWork, now_s: float, learnt: Learnt | None) -> None:
+    def __init__(self, asked: AskedWork, now_s: float, running: int, learnt: Learnt | None) -> None:
         self.asked = asked
         self.watch = ModelWatch(now_s, learnt)
-        self.past: tuple[PastNeed, ...] = ()
+        self.past: tuple[PastNeed, ...] = (PastNeed(now_s, running),)
         self.failures = 0
         self.not_before_s = -math.inf
         self.problem = ""
@@ -149,7 +150,9 @@ class Planner:
         for model in models:
             if model.name not in self._pools:
                 asked = AskedWork(self._home.asked_of(model.name), adds=False)
-                self._pools[model.name] = _Pool(asked, now_s, self._learnt.get(model.name))
+                self._pools[model.name] = _Pool(
+                    asked, now_s, running_of(model), self._learnt.get(model.name)
+                )
         names = {each.name for each in models}
         self._pools = {name: pool for name, pool in self._pools.items() if name in names}
         wanted = {address for each in models for address in each.started}

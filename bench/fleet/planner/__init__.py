@@ -1,0 +1,1 @@
+"""Measures how many replicas a planner keeps, and what of the objectives they meet."""
