@@ -230,6 +230,36 @@ FLEET = Dashboard(
             "ops",
         ),
         Panel(
+            "Engines by state",
+            [
+                (
+                    "{{model}} {{state}}",
+                    f"sum by (model, state) (tollgate_pool_replicas{{{MODEL}}})",
+                )
+            ],
+        ),
+        Panel(
+            "Engines that the planner wants",
+            [("{{model}}", f"sum by (model) (tollgate_planner_wanted{{{MODEL}}})")],
+            text="Of models whose `replicas` are a range; `tollgate fleet plan` says why.",
+        ),
+        Panel(
+            "Requests as the planner expects them",
+            [
+                (
+                    "{{model}}",
+                    f"sum by (model) (tollgate_planner_forecast_requests_per_second{{{MODEL}}})",
+                )
+            ],
+            "reqps",
+            "When an engine that is started now would serve.",
+        ),
+        Panel(
+            "How long the last engine took to start",
+            [("{{model}}", f"max by (model) (tollgate_planner_start_seconds{{{MODEL}}})")],
+            "s",
+        ),
+        Panel(
             "Generations that lost their engine",
             [("{{outcome}}", rate("tollgate_resumes_total", "outcome", where=MODEL))],
             "ops",

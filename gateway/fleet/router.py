@@ -199,6 +199,21 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     def dialect(self) -> Dialect:
         return "vllm" if self.speaks_vllm and self.kind == "engine" else self.kind
 
+    def pool_states(self) -> dict[str, int]:
+        """Count its engines by state; of a model that is asleep there is none. `away`: it starts,
+        has not joined, or is down."""
+        if self.is_asleep:
+            return {"serving": 0, "drained": 0, "away": 0, "asleep": 1}
+        loads = [each.health() for each in self.replicas]
+        there = [each for each in loads if each.available]
+        drained = sum(each.is_drained for each in there)
+        return {
+            "serving": len(there) - drained,
+            "drained": drained,
+            "away": len(loads) - len(there),
+            "asleep": 0,
+        }
+
     @property
     def max_model_len(self) -> int | None:
         """Return the tokens that a prompt and its answer may have together, where one of its

@@ -8,6 +8,7 @@ from typing import Literal
 
 from engine.protocol import Lane
 from gateway.telemetry.metric_group import MetricGroup
+from gateway.telemetry.pool_gauges import PoolGauges
 
 HedgeOutcome = Literal["won", "lost", "failed", "withheld"]
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -74,6 +75,7 @@ class FleetMetrics:
             do="A larger share of all tokens than of all requests: the long ones are refused; "
             "raise `ttft_per_prefill`.",
         )
+        self.pools = PoolGauges(group)
         self.routes_of = lru_cache(MAX_CHILDREN)(fleet_routes.labels)
         self.prediction_errors_of = lru_cache(MAX_CHILDREN)(prediction_errors.labels)
         self.status_ages_of = lru_cache(MAX_CHILDREN)(status_ages.labels)

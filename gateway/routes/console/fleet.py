@@ -100,7 +100,9 @@ def to_model(route: Route, statuses: Mapping[str, ReplicaStatus]) -> ShownModel:
     states = [replica_component(route.kind, replica).state for replica in route.replicas]
     useful = sum(state not in USELESS for state in states)
     word, tone = ("down", "err") if not useful else ("serves", "ok")
-    if 0 < useful < len(states) or (useful and any(each not in GOOD for each in states)):
+    if route.is_asleep:
+        word, tone = "asleep", "plain"
+    elif 0 < useful < len(states) or (useful and any(each not in GOOD for each in states)):
         word, tone = f"{useful} of {len(states)} serve", "wait"
     return ShownModel(
         name=route.model,
@@ -334,6 +336,18 @@ MOST_PINS = 200
 SELECT_PINS = sa.select(pins).order_by(pins.c.created_at.desc()).limit(MOST_PINS)
 
 
+PLAN_COLUMNS = (
+    TableColumn("Model", "model"),
+    TableColumn("Range", lambda each: f"{each.least}..{each.most}"),
+    TableColumn("Run", "running", kind="count"),
+    TableColumn("Wanted", "wanted", kind="count"),
+    TableColumn("Why", lambda each: each.problem or each.reasons[0].text),
+    TableColumn("Requests a second", lambda each: f"{each.rate:.2f}"),
+    TableColumn("Forecast", lambda each: f"{each.expected_rate:.2f}",
+                hint="For when an engine that is started now would serve."),
+)  # fmt: skip
+
+
 def rollouts_table(request: ConsoleRequest, found: Sequence[Rollout]) -> Table:
     def entry_of(rollout: Rollout) -> str | None:
         is_theirs = rollout.change is not None and request.can("admin:audit")
@@ -379,7 +393,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         for lane in lanes_of(name, status)
     ]
     replicas = [to_replica(each) for _, each in sorted(replicas_of(request.services).items())]
-    tiers = await read_tiers(request, routes, statuses)
+    tiers, plan = await read_tiers(request, routes, statuses), request.services.planner_view()
     return request.render(
         "fleet",
         table=Table("Models", models, *MODEL_COLUMNS),
@@ -387,6 +401,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
             "lanes": Table("Lanes", lanes, *LANE_COLUMNS),
             "tiers": Table("Cache tiers", tiers, *TIER_COLUMNS),
             "replicas": replicas_table(replicas),
+            "plans": Table("Plans", () if plan is None else plan.models, *PLAN_COLUMNS),
             "pins": Table("Pins", pinned, *PIN_COLUMNS),
             "rollouts": rollouts_table(request, rollouts_of(homes, changes)),
             "homes": homes_table(homes, number),

@@ -27,8 +27,10 @@ from gateway.files.store import FileStore
 from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.joining.tokens import JoinTokens
 from gateway.fleet.kv_index import KvIndex
+from gateway.fleet.planner.view import PlannerView
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.health.readiness import Readiness
+from gateway.home import Home
 from gateway.inference.services import GenerationServices
 from gateway.installation.merge import Merger
 from gateway.mcp.call_arguments import CallArguments
@@ -141,6 +143,15 @@ class Services(msgspec.Struct, kw_only=True):
         has_choice = any(len(engines) > 1 for engines in self.engines.values())
         index = self.index.state() if has_choice and self.index is not None else None
         self.telemetry.engine_gauges.show_index(index)
+        self.telemetry.fleet.pools.show_pools(
+            {
+                route.model: route.pool_states()
+                for route in self.generation.fleet.routes
+                if route.kind == "engine" and route.parent is None
+            }
+        )
+        view = self.planner_view()
+        self.telemetry.fleet.pools.show_plans(() if view is None else view.models)
         replicas = [(model, each) for model, engines in self.engines.items() for each in engines]
         self.telemetry.zero_gone(engines=replicas, rooms=self.rooms)
         servers, upstreams = ((), []) if self.mcp is None else self.mcp.health_by_server()
@@ -158,6 +169,13 @@ class Services(msgspec.Struct, kw_only=True):
         self.telemetry.spool_written(self.spool.counts)
         self.telemetry.usage_conflicts.set(self.shipper.alarms.conflicts)
         self.telemetry.usage_refused.set(self.shipper.alarms.refused)
+
+    def planner_view(self) -> PlannerView | None:
+        """Return what the planner of this home decided last; None: it has nothing to decide."""
+        plans = any(each.asked is not None for each in self.generation.fleet.routes)
+        if self.configuration is None or not plans:
+            return None
+        return PlannerView.read(Home(self.configuration.settings.home).planner_view)
 
     def periodic_observation(self) -> Periodic:
         """Return the repeated observation, which runs in every worker."""

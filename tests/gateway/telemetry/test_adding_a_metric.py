@@ -56,5 +56,5 @@ def test_one_folder_of_the_product_names_metrics() -> None:
         )
     }
     telemetry = "gateway/telemetry"
-    names = ("metrics", "engine_gauges", "fleet_metrics")
+    names = ("metrics", "engine_gauges", "fleet_metrics", "pool_gauges")
     assert naming == {f"{telemetry}/{name}.py" for name in names}

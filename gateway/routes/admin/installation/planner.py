@@ -8,8 +8,7 @@ from typing import Any, Literal
 import msgspec
 from litestar import Request
 
-from gateway.fleet.planner.view import PlannedChange, PlannedModel, PlannerView
-from gateway.home import Home
+from gateway.fleet.planner.view import PlannedChange, PlannedModel
 from gateway.routes.shared.access import needs, services
 from gateway.routes.shared.operations import RouteGroup
 
@@ -30,11 +29,9 @@ class PlannerAnswer(msgspec.Struct, frozen=True, kw_only=True):
 @admin.get("/v1/admin/planner", "What the planner of replicas wants, and why", answer=PlannerAnswer)
 async def retrieve_planner(request: Request[Any, Any, Any]) -> PlannerAnswer:
     configuration = services(request).configuration
-    view, mode = None, "off"
-    if configuration is not None:
-        mode = configuration.settings.fleet.planner.mode
-        view = PlannerView.read(Home(configuration.settings.home).planner_view)
+    view = services(request).planner_view()
     if view is None:
+        mode = "off" if configuration is None else configuration.settings.fleet.planner.mode
         return PlannerAnswer(mode=mode, at=None, models=[], changes=[])
     return PlannerAnswer(mode=view.mode, at=view.at, models=view.models, changes=view.changes)
 
