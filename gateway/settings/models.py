@@ -383,6 +383,12 @@ def _ray(model: WrittenModel, at: str) -> RayConfig:
         raise SettingsError(
             f"{at}.ray.engines: {model.ray.engines} of {model.joined} that may join"
         )
+    if {"CPU", "GPU", "memory"} & model.ray.resources.keys():
+        raise SettingsError(f"{at}.ray.resources: those of the cluster's own; see cpus and gpus")
+    if model.ray.gpus > 1 and model.ray.gpus % 1:
+        raise SettingsError(f"{at}.ray.gpus: {model.ray.gpus}: a part of one, or whole ones")
+    if not (model.ray.cpus or model.ray.gpus or model.ray.resources):
+        raise SettingsError(f"{at}.ray: wants cpus, gpus or resources, or Ray has nothing to count")
     return model.ray
 
 

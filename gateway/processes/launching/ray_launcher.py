@@ -29,6 +29,7 @@ from foundation.tasks import TaskSet, end_tasks
 from gateway.fleet.joining.launch_plan import LaunchedModel, LaunchPlan
 from gateway.fleet.joining.tokens import JoinTokens, NotJoinable, StoredToken, TooManyTokens
 from gateway.processes.launching.engine_actor import EngineActor
+from gateway.settings.file import one_line
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +39,14 @@ LOOK_S = 0.5
 """How often it is looked whether a group has its room."""
 PATIENCE_S = 60.0
 """After how long it is said that Ray has no room for an engine."""
-TOKEN_LIFE_S = 900
-"""An engine shows its token before it loads its weights, once those are on its node."""
+TOKEN_LIFE_S = 4 * 3600
+"""An engine shows its token once its weights were fetched to its node, and before it loads them."""
 DRAIN_S = 35.0
 """An engine gives what it runs 30 s."""
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
 HEALTHY_AFTER_S = 120.0
 """An engine that was there so long starts the backoff anew."""
+EXPECTED = (RayError, NotJoinable, TooManyTokens, OSError)
 CREATED, REMOVED = "CREATED", "REMOVED"
 
 
@@ -110,8 +112,10 @@ class LaunchedEngine:
                 began = clock()
                 try:
                     reason = await self._run()
-                except (RayError, NotJoinable, TooManyTokens, OSError) as error:
-                    reason = " ".join(str(error).split())
+                except Exception as error:
+                    reason = one_line(str(error)) or type(error).__name__
+                    if not isinstance(error, EXPECTED):
+                        log.exception("%s: %s", self.name, reason)
                 if clock() - began > HEALTHY_AFTER_S:
                     backoff_s = FIRST_BACKOFF_S
                 log.warning("%s was lost, another one is asked for: %s", self.name, reason)

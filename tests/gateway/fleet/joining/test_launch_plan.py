@@ -66,6 +66,9 @@ def test_nothing_runs_there_that_nobody_asked_for(tmp_path: Path, ray: str | Non
         (PENNY.replace("joined = 3", "replicas = 2"), "auto", "ray: no model lets engines join"),
         (LISTEN + PENNY, "ray://head:10001", "'auto' or 'host:port'"),
         (LISTEN + PENNY + "[model.ray]\nengines = 4\n", "auto", "ray.engines: 4 of 3"),
+        (LISTEN + PENNY + "[model.ray]\ncpus = 0\n", None, "ray: wants cpus, gpus or resources"),
+        (LISTEN + PENNY + "[model.ray]\ngpus = 1.5\n", None, "ray.gpus: 1.5: a part of one"),
+        (LISTEN + PENNY + "[model.ray.resources]\nGPU = 1\n", None, "ray.resources: those of"),
         (
             PENNY.replace("joined = 3", "") + "[model.ray]\ngpus = 1\n",
             None,
