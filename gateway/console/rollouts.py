@@ -19,6 +19,7 @@ from gateway.console.changes import SETTINGS
 from gateway.console.hidden import visible
 from gateway.installation.items import HomeState
 from gateway.installation.model_versions import UNDER_WAY, ModelVersion
+from gateway.registry.rollout import ModelRollout
 from gateway.tenancy.audit_pages import AuditEvent, select_entries, to_event
 
 CHANGES = ("model.created", "model.updated", SETTINGS)
@@ -143,6 +144,21 @@ def _need_of(home: HomeState, version: ModelVersion) -> TodoItem | None:
         words = "is ready, and taken up" if version.state == "ready" else STATES[version.state][0]
         return _need("wait", version.model, f"{version.version} {words} at {home.home}", at)
     return None
+
+
+def version_needs(rollouts: Iterable[ModelRollout]) -> list[TodoItem]:
+    """Tell which versions were taken back, as nobody has decided anything else of their models
+    since, and which are on their way to everybody."""
+    needs: list[TodoItem] = []
+    for each in rollouts:
+        version = f"version {each.to_version}"
+        if each.state == "taken_back":
+            text = f"{version} was taken back: {each.reason}"
+            needs.append(_need("err", each.model, text, each.created_at))
+        elif each.is_active:
+            text = f"{version} is {each.state} at {each.percent}% of the organizations"
+            needs.append(_need("wait", each.model, text, each.created_at))
+    return needs
 
 
 def _need(tone: str, title: str, text: str, at: datetime | None = None) -> TodoItem:

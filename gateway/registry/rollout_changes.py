@@ -6,13 +6,15 @@ every worker when it is committed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import distinct_on, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.queries import Query
 from gateway.audit.log import Actor, record
 from gateway.ids import uuid7_hex
 from gateway.registry.changes import (
@@ -40,6 +42,7 @@ from gateway.tenancy.errors import Conflict, InvalidField, NotFound
 DECIDER = Actor(kind="system", id="rollout")
 """The actor of what becomes of a rollout by itself."""
 TRY_LOCK = sa.text("SELECT pg_try_advisory_xact_lock(hashtextextended('model versions', 0))")
+RECENT = timedelta(days=7)
 COUNTED = Outcomes.__struct_fields__
 SHOWN = ("model", "from_version", "to_version", "steps", "state", "step", "reason")
 Taken = tuple[Outcomes, Outcomes]
@@ -52,6 +55,19 @@ async def get_rollout(conn: AsyncConnection, rollout_id: str) -> ModelRollout:
     if row is None:
         raise NotFound("rollout_id", f"no rollout {rollout_id!r}")
     return to_rollout(row)
+
+
+def newest_query(*, is_wanted: bool = True) -> Query[tuple[ModelRollout, ...]]:
+    """Return the query of the newest rollout of each model that began in the last days; of none,
+    where that is not wanted."""
+    newest = (
+        sa.select(rollouts)
+        .ext(distinct_on(rollouts.c.model))
+        .where(rollouts.c.created_at > sa.func.now() - RECENT)
+        .order_by(rollouts.c.model, rollouts.c.created_at.desc())
+    )
+    newest = newest if is_wanted else newest.where(sa.false())
+    return Query(newest, lambda rows: tuple(map(to_rollout, rows)))
 
 
 async def start_rollout(

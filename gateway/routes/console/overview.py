@@ -25,12 +25,13 @@ from gateway.console.budgets import with_held
 from gateway.console.changes import NEEDS, Changes, changes_query
 from gateway.console.formats import SPACE, count, ms, percent
 from gateway.console.model_names import model_name
-from gateway.console.rollouts import rollout_needs
+from gateway.console.rollouts import rollout_needs, version_needs
 from gateway.console.tables import Table, TableColumn
 from gateway.installation.items import homes_query
 from gateway.lanes import Slo
 from gateway.mcp.changed_offers import read_changed
 from gateway.principal import SCOPE_USAGE_READ
+from gateway.registry.rollout_changes import newest_query
 from gateway.request_log.summary import (
     NO_SUMS,
     Filters,
@@ -86,11 +87,12 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
         )
     servers = servers_of(request)
     async with request.system_db.connect() as conn:
-        found, changes, homes = await ask_all(
+        found, changes, homes, rollouts = await ask_all(
             conn,
             attention_query(request.org_id, servers),
             changes_of(request, window),
             homes_query(is_wanted=request.user.is_operator),
+            newest_query(is_wanted=request.user.is_operator),
         )
     changed = await changed_servers(request, servers, found)
     budgets = await with_held(request.redis, request.org_id, found.budgets, request.now)
@@ -113,6 +115,7 @@ async def show(request: ConsoleRequest) -> Response[bytes]:
             [
                 *down_replicas(request),
                 *rollout_needs(homes),
+                *version_needs(rollouts),
                 *found.needs,
                 *changed,
                 *troubles(request, summary),

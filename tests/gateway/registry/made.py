@@ -1,9 +1,11 @@
-"""Versions of a model, and a pin of everybody."""
+"""Versions of a model, a pin of everybody, and a rollout."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
+from gateway.registry.rollout import ModelRollout
 from gateway.registry.version_table import (
     INSTALLATION,
     ModelPin,
@@ -37,3 +39,19 @@ def versions_of(model: str, *others: str, pinned_to: str) -> VersionTable:
         created_at=NOW,
     )
     return VersionTable(versions, [pin])
+
+
+def rollout(**fields: Any) -> ModelRollout:
+    """Return a rollout of version 2 of `qwen`."""
+    given: dict[str, Any] = {
+        "id": "mrol_1",
+        "operator_org": "org_0",
+        "model": "qwen",
+        "from_version": 1,
+        "to_version": 2,
+        "steps": (5, 25, 50),
+        "least": 50,
+        "watch": 0,
+        "created_at": NOW,
+    }
+    return ModelRollout(**{**given, **fields})

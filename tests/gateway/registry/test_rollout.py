@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import pytest
@@ -24,24 +23,9 @@ from gateway.registry.rollout import (
 )
 from gateway.tenancy.errors import Conflict, InvalidField
 from tests.budget import examples
-from tests.gateway.registry.made import NOW
+from tests.gateway.registry.made import rollout
 
 ORGS = [f"org_{number}" for number in range(400)]
-
-
-def rollout(**fields: Any) -> ModelRollout:
-    given: dict[str, Any] = {
-        "id": "mrol_1",
-        "operator_org": "org_0",
-        "model": "qwen",
-        "from_version": 1,
-        "to_version": 2,
-        "steps": (5, 25, 50),
-        "least": 50,
-        "watch": 0,
-        "created_at": NOW,
-    }
-    return ModelRollout(**{**given, **fields})
 
 
 def ended(requests: int, **counts: int) -> Outcomes:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from engine.fake.engine import FakeCore
 from gateway.console.hidden import visible
-from gateway.console.rollouts import rollout_needs, rollouts_of
+from gateway.console.rollouts import rollout_needs, rollouts_of, version_needs
 from gateway.installation.items import HomeState
 from gateway.installation.model_versions import ModelVersion, RunningModels
 from gateway.routes.console.fleet import engine_tiers, upstream_tier
@@ -23,6 +23,7 @@ from gateway.tenancy.audit_pages import AuditEvent
 from tests.gateway.console.conftest import Visit
 from tests.gateway.console.seeds import FAILING_HOME, HOSTILE
 from tests.gateway.console.server import ConsoleServer
+from tests.gateway.registry.made import rollout
 
 Sessions = Callable[[str, str], dict[str, str]]
 NOON = datetime(2026, 11, 28, 12, tzinfo=UTC)
@@ -96,6 +97,14 @@ def test_what_failed_is_told_before_what_is_under_way() -> None:
     assert (waits.tone, waits.text) == ("wait", "warming warms up at h:/t")
     quiet = [version("a", state) for state in ("serving", "draining", "restarting", "of a later")]
     assert rollout_needs([home(*quiet)]) == []
+
+
+def test_versions_that_were_taken_back_or_are_on_their_way_are_told() -> None:
+    back = rollout(state="taken_back", reason="refused 7% of 300 requests")
+    [taken_back, waits] = version_needs([back, rollout(), rollout(state="completed")])
+    assert (taken_back.word, taken_back.tone, taken_back.title) == ("Rollout", "err", "qwen")
+    assert taken_back.text == "version 2 was taken back: refused 7% of 300 requests"
+    assert (waits.tone, waits.text) == ("wait", "version 2 is running at 5% of the organizations")
 
 
 def test_tiers_are_what_is_known_of_them() -> None:
