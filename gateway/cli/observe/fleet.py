@@ -90,10 +90,8 @@ async def status(gateway: Gateway, rows: int, output: Output) -> None:
     them cached. HOST: the machine of an engine that joined.
     """
     found = await gateway.rows(PATH, rows)
-    shown: Sequence[Column] = COLUMNS
-    if output.form == "table" and not any(each["host"] for each in found):
-        shown = [each for each in COLUMNS if each.key != "host"]
-    show(found, shown, output, empty="No model is served.")
+    columns = told_columns(found) if output.form == "table" else COLUMNS
+    show(found, columns, output, empty="No model is served.")
     if output.form == "table":
         planner = await gateway.get(PLANNER)
         for line in (*incomplete(found), *map(decision_of, planner["models"])):
@@ -135,6 +133,16 @@ async def plan(gateway: Gateway, output: Output) -> None:
         done = "" if change["is_done"] else " (not done)"
         moment = f"{to_minute(change['at'])}  {change['model']}"
         click.echo(f"{moment} {change['before']} -> {change['after']}{done}: {change['why']}")
+
+
+def told_columns(replicas: Sequence[Mapping[str, Any]]) -> Sequence[Column]:
+    """Return the columns without those that say nothing: machines where no engine joined, roles
+    where each does both."""
+    silent = {
+        "host": all(each["host"] is None for each in replicas),
+        "role": all(each["role"] in ("both", None) for each in replicas),
+    }
+    return [each for each in COLUMNS if not silent.get(each.key, False)]
 
 
 def incomplete(replicas: Iterable[Mapping[str, Any]]) -> list[str]:

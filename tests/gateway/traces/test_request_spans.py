@@ -12,7 +12,13 @@ from foundation.request_context import LogContext
 from foundation.stages import MAX_STAGES
 from foundation.trace_context import TracePolicy
 from gateway.generate_request import ChatPrompt, GenerateRequest
-from gateway.generation_events import MeteredUsage, ReplicaEvent, TextDelta
+from gateway.generation_events import (
+    CachedTokens,
+    CacheOutcome,
+    MeteredUsage,
+    ReplicaEvent,
+    TextDelta,
+)
 from gateway.principal import Principal
 from gateway.request_log.answers import NotedAnswer
 from gateway.routes.asgi.access_log import AccessLog
@@ -89,12 +95,13 @@ def metered(context: LogContext) -> RequestMeter:
     with meter.begin_attempt("m/0", "another", is_upstream=True) as failed:
         failed.outcome = "ReplicaUnavailable"
     with meter.begin_attempt("m/1", "a", is_upstream=True) as attempt:
-        attempt.cache_cause = "evicted"
         meter.used(
             billed(MeteredUsage(uncached_input=3, cache_read=2, output=5, reasoning_output=1))
         )
         meter._add_queue(0.0)
         meter._add_prefill(attempt.began_at)
+        found = CachedTokens(pool=0, tier=1, fetched=1)
+        meter.found_cached(attempt, CacheOutcome(cause="evicted", found=found))
     return meter
 
 
@@ -200,6 +207,7 @@ def test_each_stage_is_a_span_below_it() -> None:
     assert len(by_id) == 9 and len({span.trace_id for span in by_id.values()}) == 1
     first, failed, attempt, *parts, tool, settle = stages
     assert {part.parent_span_id for part in parts} == {attempt.span_id}
+    assert said(parts[1]) == {"tollgate.cache.found": "tier 1, fetched 1"}
     assert {each.parent_span_id for each in (first, failed, attempt, tool)} == {request.span_id}
     assert (first.start_time_unix_nano, first.end_time_unix_nano) == (
         998_600_000_000,

@@ -94,12 +94,20 @@ def test_each_replica_has_a_row_and_a_model_that_lacks_one_a_line(gateway: FakeG
     done = gateway.run("fleet", "status")
     assert done.exit_code == 0, done.output
     head, far, penny, away, line = done.output.splitlines()
-    assert head.split()[:8] == "REPLICA STATE ROLE RUNNING WAITING KV USED HIT".split()
-    assert penny.split()[:7] == ["penny/0", "serving", "both", "3", "0", "25%", "82%"]
-    assert far.split()[:6] == ["far/0", "serving", "-", "3", "0", "25%"]
-    assert away.split()[:7] == ["penny/1", "unreachable", "both", "0", "0", "-", "-"]
-    assert "HOST" not in head and "310 ms" in penny
+    assert head.split()[:8] == "REPLICA STATE RUNNING WAITING KV USED HIT RATE".split()
+    assert penny.split()[:7] == ["penny/0", "serving", "3", "0", "25%", "82%", "1830"]
+    assert far.split()[:6] == ["far/0", "serving", "3", "0", "25%", "-"]
+    assert away.split()[:8] == ["penny/1", "unreachable", "0", "0", "-", "-", "-", "-"]
+    assert not {"HOST", "ROLE"} & {*head.split()} and "310 ms" in penny
     assert line == "penny: 1 of 2 replicas serve"
+
+
+def test_roles_and_machines_are_shown_where_there_are_any(gateway: FakeGateway) -> None:
+    rows = [replica("penny/0", role="prefill"), replica("penny/1000", role="decode", host="box")]
+    gateway.on("GET", FLEET, {"data": rows, "has_more": False})
+    head, here, far = gateway.run("fleet", "status").output.splitlines()
+    assert {"HOST", "ROLE"} <= {*head.split()}
+    assert "prefill" in here and "decode" in far and "box" in far
 
 
 def test_places_where_nobody_joined_are_no_loss() -> None:
