@@ -37,7 +37,7 @@ class CachedTokens(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         told = {"pool": self.pool, "tier": self.tier, "fetched": self.fetched}
-        return ", ".join(f"{name} {number}" for name, number in told.items() if number)
+        return ", ".join(f"{name} {number}" for name, number in told.items() if number) or "none"
 
 
 class CacheOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,8 @@ REQUEST_PREFIX = "req_"
 MAX_STAGES = 64
 """A row keeps as many, in some 8 KB at most."""
 MAX_TEXT_CHARS = 80
+MAX_ROUTE_CHARS = 1024
+"""Bounds the text of why a replica was chosen: room for about thirty candidates."""
 MAX_INT = 2**31 - 1
 MAX_BIGINT = 2**63 - 1
 MICROSECONDS = 1_000_000
@@ -168,16 +170,18 @@ def stages_of(stages: Sequence[Stage], began_at: float) -> list[StageRow] | None
             name=each.name,
             began_us=round((each.began_at - began_at) * MICROSECONDS),
             took_us=round(max(0.0, each.ended_at - each.began_at) * MICROSECONDS),
-            about=printable(each.about),
+            about=printable(
+                each.about, MAX_ROUTE_CHARS if each.name == "route" else MAX_TEXT_CHARS
+            ),
             outcome=printable(each.outcome),
         )
         for each in kept
     ]
 
 
-def printable(text: str) -> str:
+def printable(text: str, most_chars: int = MAX_TEXT_CHARS) -> str:
     """Return what a table takes of a text from elsewhere, such as the name of a tool."""
-    text = text[:MAX_TEXT_CHARS]
+    text = text[:most_chars]
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gateway.generation_events import CachedTokens
+from gateway.request_log.answers import MAX_ROUTE_CHARS
 
 CANDIDATE = re.compile(
     r"(?P<replica>\S+) in (?P<predicted_s>\S+) s(?: with (?P<cached>\d+))?"
@@ -61,8 +62,11 @@ def choices_of(stages: Iterable[tuple[Any, ...]]) -> list[RouteChoice]:
 
 
 def found_of(stages: Iterable[tuple[Any, ...]]) -> list[CachedTokens]:
-    """Return what each attempt of a request found cached, of those that came to a first token."""
-    return [read_found(str(about)) for name, _, _, about, *_ in stages if name == "prefill"]
+    """Return what each attempt of a request found cached, of those that came to a first token and
+    of which that is known."""
+    return [
+        read_found(str(about)) for name, _, _, about, *_ in stages if name == "prefill" and about
+    ]
 
 
 def read_found(text: str) -> CachedTokens:
@@ -78,6 +82,8 @@ def read_choice(text: str) -> RouteChoice | None:
     parts = SPLIT.fullmatch(told[0]) if told else None
     if parts is not None:
         del told[0]
+    if len(text) >= MAX_ROUTE_CHARS:  # the last one is cut
+        told.pop()
     read = [CANDIDATE.fullmatch(each) for each in told]
     candidates = [to_candidate(each) for each in read if each is not None]
     if not candidates or len(candidates) < len(told):

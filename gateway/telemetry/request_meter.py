@@ -144,10 +144,9 @@ class RequestMeter:
         """Note in the stages of an attempt, which has ended, what of its prompt was cached, where,
         and why no more."""
         attempt.cache_cause = outcome.cause
-        if found := str(outcome.found):
-            for stage in self.stages:
-                if stage.name == "prefill" and stage.within is attempt:
-                    stage.about = found
+        for stage in self.stages:
+            if stage.name == "prefill" and stage.within is attempt:
+                stage.about = str(outcome.found)
 
     def _check_prediction(self, took_s: float) -> None:
         if self.on_first_token is None:

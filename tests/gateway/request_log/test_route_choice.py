@@ -7,9 +7,11 @@ from typing import get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foundation.stages import Stages
 from gateway.fleet.fetching import Fetch
 from gateway.fleet.routing import Candidate, Choice, RouteReason, Split, explain
 from gateway.generation_events import CachedTokens
+from gateway.request_log.answers import MAX_ROUTE_CHARS, stages_of
 from gateway.request_log.route_choice import choices_of, found_of, read_choice
 from tests.budget import examples
 
@@ -50,6 +52,19 @@ def test_what_is_explained_is_read(choice: Choice) -> None:
         assert each.fetched_from == (None if made.fetch is None else str(made.fetch.source))
 
 
+def test_of_a_text_that_the_log_cut_the_whole_candidates_are_read() -> None:
+    told = ["least_work", *(f"{at} in 0.12 s with {1024 + at}" for at in range(100))]
+    context = Stages()
+    context.begin("route", ", ".join(told)).end()
+    kept = stages_of(context, 0.0)
+    assert kept is not None and len(kept[0].about) == MAX_ROUTE_CHARS
+    found = read_choice(kept[0].about)
+    assert found is not None and len(found.candidates) > 30
+    assert [each.cached_tokens - 1024 for each in found.candidates] == [
+        *range(len(found.candidates))
+    ]
+
+
 def test_what_is_no_choice_is_none() -> None:
     for text in ("", "cached", "cached, somewhere", "cached, 0 in 0.1 s, else"):
         assert read_choice(text) is None, text
@@ -61,3 +76,4 @@ def test_where_cached_tokens_were_found_is_read() -> None:
     for found in (CachedTokens(), CachedTokens(16), CachedTokens(0, 32, 128), CachedTokens(1, 2)):
         stages = [("queue", 0, 1, "", ""), ("prefill", 0, 1, str(found), "")]
         assert found_of(stages) == [found]
+    assert found_of([("prefill", 0, 1, "", "")]) == [], "nobody knows"
