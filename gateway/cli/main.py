@@ -21,7 +21,7 @@ from gateway.cli.identity.tenancy import orgs, projects
 from gateway.cli.identity.users import users
 from gateway.cli.installation.backup import backup
 from gateway.cli.installation.deadlines import deadlines
-from gateway.cli.installation.model_evaluations import models
+from gateway.cli.installation.model_cache import models
 from gateway.cli.installation.plans import plans, webhooks
 from gateway.cli.installation.sealing import secret, vault
 from gateway.cli.installation.settings import config, doctor, reload
