@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.processes.child_processes import Child, spawn
+from gateway.processes.launching import engine_actor
 from gateway.processes.launching.engine_actor import EngineActor
 from gateway.settings.child_environment import launched_environment
 
@@ -17,14 +21,20 @@ async def test_an_engine_that_is_not_let_in_says_why_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    commands: list[Sequence[str]] = []
+
+    def note_command(name: str, argv: Sequence[str], **options: Any) -> Child:
+        commands.append(argv)
+        return spawn(name, argv, **options)
+
+    monkeypatch.setattr(engine_actor, "spawn", note_command)
     actor = EngineActor("penny")
     [folder] = tmp_path.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     await actor.begin(["--model", "models/penny"], "127.0.0.1:1", SECRET)
     assert (folder / "join.token").stat().st_mode & 0o777 == 0o600
-    assert actor._engine is not None and actor._engine.child is not None
-    command = Path(f"/proc/{actor._engine.child.pid}/cmdline").read_bytes()
-    assert b"join.token" in command and SECRET.encode() not in command
+    [command] = commands
+    assert str(folder / "join.token") in command and SECRET not in " ".join(command)
     async with asyncio.timeout(60):
         assert "join.token" in await actor.left()
     assert SECRET not in (folder / "engine.log").read_text()
