@@ -481,6 +481,12 @@ MONEY = Dashboard(
             "admitted: from a slice that the worker holds; every other reason asks Redis.",
         ),
         Panel(
+            "Shares of cells",
+            [("{{event}}", f"{rate('tollgate_cell_rounds_total', 'event')} or vector(0)")],
+            "ops",
+            "not_read: a cell is cut off from Postgres, and lets pass an equal part of each limit.",
+        ),
+        Panel(
             "Usage that Postgres does not have", [("events", "sum(tollgate_spool_backlog_events)")]
         ),
         Panel(

@@ -73,6 +73,8 @@ from gateway.inference.hedge_budget import HedgeBudget
 from gateway.inference.services import GenerationServices
 from gateway.inference.settlement import CrashSettlement
 from gateway.limits.ceilings import Ceilings
+from gateway.limits.cells.budgets import CellBudgets
+from gateway.limits.cells.store import CellStore
 from gateway.limits.limiter import Limiter
 from gateway.limits.refused_caps import RefusedCaps
 from gateway.logs import worker_name
@@ -117,7 +119,7 @@ from gateway.settings.file import MailConfig
 from gateway.settings.load import Settings, read_secret
 from gateway.settings.prices import load_prices
 from gateway.telemetry.metrics import Telemetry
-from gateway.tenancy.changes import announce_suspensions
+from gateway.tenancy.changes import Subscription, announce_suspensions
 from gateway.tenancy.idempotency_keys import IdempotencyKeys
 from gateway.webhooks.sender import Webhooks, open_webhooks
 from gateway.wire.surfaces import MESSAGES, RESPONSES, SURFACES
@@ -362,7 +364,7 @@ async def open_services(
         shipper=shipper,
         engines=models.engines,
         drain_marks=models.drain_marks,
-        join_tokens=JoinTokens(Home(settings.home).join, lambda: joinable(models)),
+        join_tokens=JoinTokens(Home(settings.home).join, lambda: models.joinable),
         index=models.index,
         rooms=models.rooms,
         authorization=auth.authorization,
@@ -606,8 +608,13 @@ async def open_limiter(settings: Settings, resources: Resources) -> Limiter:
     stack.push_async_callback(refused_caps.close)
     start_credits(resources)
     books = PostgresBooks(system_db)
+    cells = None
+    if (cell := settings.cell) is not None:
+        heard, on_event = Subscription.of(resources.redis), resources.telemetry.fleet.cell_event
+        cells = CellBudgets(cell.name, CellStore(system_db), announcements=heard, on_event=on_event)
     limiter = Limiter(
         resources.redis,
+        cells=cells,
         ever_used=partial(ever_used, system_db, resources.spool),
         num_gateways=settings.workers,
         books=books,
@@ -650,11 +657,6 @@ async def open_models(
     stack.push_async_callback(leases.close)
     stack.push_async_callback(models.close)
     return models
-
-
-def joinable(models: ServedModels) -> frozenset[str]:
-    """Return the models that engines of other machines may join now."""
-    return frozenset(each.name for each in models.configured if each.joined)
 
 
 def open_pool(

@@ -126,6 +126,11 @@ class ServedModels:
         """Called when something that was replaced is closed."""
 
     @property
+    def joinable(self) -> frozenset[str]:
+        """Return the models that engines of other machines may join now."""
+        return frozenset(each.name for each in self.configured if each.joined)
+
+    @property
     def configured(self) -> list[ModelConfig]:
         """Return the models that are served now."""
         return [each.model for each in self._served.values()]

@@ -76,7 +76,7 @@ class Ceilings(Flusher):
         more, less = taken.counted(), given_back.counted()
         noted = self._noted
         for scope in scopes:
-            for bucket in scope.buckets:
+            for bucket in scope.of_plan.buckets:
                 if (limit := MEASURES.get(bucket.letter)) is None or bucket.limit <= 0:
                     continue
                 key = (org_id, scope.scope, scope.owner_id, bucket.letter, minute)

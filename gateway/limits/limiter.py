@@ -66,6 +66,8 @@ from billing.events import PriceSet
 from engine.protocol import Lane
 from foundation.periodic import Periodic
 from gateway.ids import uuid7
+from gateway.limits.cell_parts import fitted_input, note_asked, refused_in_cell
+from gateway.limits.cells.budgets import CellBudgets
 from gateway.limits.counters import (
     GRACE_S,
     IDLE_WATCH_S,
@@ -162,6 +164,7 @@ class Limiter:
         lender: Lender | None = None,
         grace_s: float = GRACE_S,
         with_slices: bool = True,
+        cells: CellBudgets | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -198,6 +201,9 @@ class Limiter:
             lease_ttl_s=lambda: LEASE_TTL_S,
             clock=monotonic,
         )
+        self._cells = cells
+        if cells is not None:
+            cells.running = lambda: [(each.org_id, each.scopes) for each, _ in self._open.values()]
         self._is_renewed = False
         self._periodic = [
             Periodic(
@@ -219,6 +225,8 @@ class Limiter:
         ]
 
     async def start(self) -> None:
+        if self._cells is not None:
+            await self._cells.start()
         for periodic in self._periodic:
             periodic.start()
         if self._with_slices:
@@ -226,6 +234,8 @@ class Limiter:
 
     async def close(self) -> None:
         """Close; leases that are still open are left to expire."""
+        if self._cells is not None:
+            await self._cells.close()
         await self._slices.close()
         await self._outage.close()
         for periodic in self._periodic:
@@ -277,6 +287,10 @@ class Limiter:
         scopes = scopes_of(principal, model, lane)
         if num_tool_calls:
             scopes = without_streams(scopes)
+        asked_input = input_tokens
+        if self._cells is not None:
+            scopes = self._cells.parts_of(principal.org_id, scopes)
+            asked_input = fitted_input(scopes, input_tokens)
         spending = None
         if principal.spend_caps:
             spending = spending_of(
@@ -294,7 +308,7 @@ class Limiter:
             org_id=principal.org_id,
             key_id=principal.key_id,
             model=model,
-            reserved=reservation(scopes, input_tokens, min(max_output_tokens, expected)),
+            reserved=reservation(scopes, asked_input, min(max_output_tokens, expected)),
             max_output_tokens=max_output_tokens,
             scopes=scopes,
             state={},
@@ -302,6 +316,12 @@ class Limiter:
         )
         if not wanted.has_lease:
             return wanted
+        if self._cells is not None:
+            note_asked(self._cells, wanted, input_tokens)
+        return await self._admit_or_refuse(wanted)
+
+    async def _admit_or_refuse(self, wanted: Admission) -> Admission | Refusal:
+        """Raises: SpentUnknown, ScriptFailed."""
         admission = self._admit_from_slices(wanted)
         if isinstance(admission, Admission):
             self._on_slices("admitted")
@@ -314,6 +334,8 @@ class Limiter:
         except LimiterUnavailable:
             verdict = self._admit_locally(wanted)
         if isinstance(verdict, Refusal):
+            if self._cells is not None:
+                verdict = refused_in_cell(self._cells, wanted, verdict)
             self._on_refused(verdict)
         return verdict
 
@@ -503,6 +525,8 @@ class Limiter:
     async def use_now(self, org_id: str, scopes: Sequence[ScopeLimits]) -> LiveUse:
         """Return how much of these limits is used and held, for people to look at. Raises:
         LimiterUnavailable."""
+        if self._cells is not None:
+            scopes = self._cells.parts_of(org_id, scopes)
         return await read_use(self._scripts, org_id, scopes)
 
     async def _close(self, admission: Admission, used: Units, *, requests: int) -> Settlement:

@@ -69,6 +69,7 @@ EFFECTS: Mapping[str, Effect] = {
     "file_store": "workers",
     "fleet": "workers",
     "ray": "workers",
+    "cell": "workers",
     "log_level": "workers",
     "logs.format": "workers",
     "logs.access": "workers",

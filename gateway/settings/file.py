@@ -41,6 +41,7 @@ PUBLIC_URL_PATTERN = r"^https?://[^/\s?#@\\]+\Z"
 ROOT_PATH_PATTERN = r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*\Z"
 REDIS_PATTERN = r"^(redis|rediss|unix)://."
 MCP_PATTERN = r"^[a-z0-9](?:-?[a-z0-9]){0,23}\Z"
+CELL_PATTERN = r"^[a-z0-9](?:-?[a-z0-9]){0,31}\Z"
 ORG_PATTERN = r"^org_[0-9A-Za-z]{1,64}\Z"
 ORGS_PROJECT_PATTERN = r"^org_[0-9A-Za-z]{1,64}/proj_[0-9A-Za-z]{1,64}\Z"
 VERSION_PATTERN = r"^sha256:[0-9a-f]{64}\Z"
@@ -63,6 +64,7 @@ IN_WORDS = {
     repr(ORG_PATTERN): "an organization's id, org_...",
     repr(ORGS_PROJECT_PATTERN): "an organization's and its project's id, org_.../proj_...",
     repr(MCP_PATTERN): "1 to 24 of a-z, 0-9 and single hyphens between them",
+    repr(CELL_PATTERN): "1 to 32 of a-z, 0-9 and single hyphens between them",
     repr(JOIN_PATTERN): "'tcp:host:port'",
     repr(RAY_PATTERN): "'auto' or 'host:port' of the cluster's head",
     repr(ADDRESS_PATTERN): "'unix:/path' or 'tcp:host:port'",
@@ -183,6 +185,14 @@ class FleetConfig(Strict, frozen=True, kw_only=True):
     join_listen: JoinAddress | None = None
     """The address to which engines of other machines come that join a model. None: none may."""
     planner: PlannerConfig = PlannerConfig()
+
+
+class CellConfig(Strict, frozen=True, kw_only=True):
+    """`[cell]`: this home is one of several that share Postgres, and has a Redis of its own."""
+
+    name: Annotated[str, Meta(pattern=CELL_PATTERN)]
+    """The same for all gateways that share its Redis, and for no other. Each limit per minute, and
+    of concurrent requests, is divided between the cells by what they are asked for."""
 
 
 class MailConfig(Strict, frozen=True, kw_only=True):
@@ -602,6 +612,8 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
     model_cache: ModelCacheConfig = ModelCacheConfig()
     backup: BackupConfig = BackupConfig()
     fleet: FleetConfig = FleetConfig()
+    cell: CellConfig | None = None
+    """None: no home shares Postgres with this one."""
     max_disputed_in_a_row: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
     """Answers of an upstream in a row that claim more tokens than the request can have used; then
     it is left alone for `disputed_rest_s`. 0: never."""

@@ -1,5 +1,5 @@
 """Counts how requests find their engines: why each was chosen, how predictions turned out, and who
-was refused for coming too late."""
+was refused for coming too late; and how cells divide limits."""
 
 from __future__ import annotations
 
@@ -76,11 +76,26 @@ class FleetMetrics:
             "raise `ttft_per_prefill`.",
         )
         self.pools = PoolGauges(group)
+        self._make_cell_metrics(group)
         self.routes_of = lru_cache(MAX_CHILDREN)(fleet_routes.labels)
         self.prediction_errors_of = lru_cache(MAX_CHILDREN)(prediction_errors.labels)
         self.status_ages_of = lru_cache(MAX_CHILDREN)(status_ages.labels)
+
+    def _make_cell_metrics(self, group: MetricGroup) -> None:
+        self._cell_rounds = group.counter(
+            "cell_rounds",
+            "Rounds in which a worker read from Postgres which part of each limit its cell has "
+            "([cell]): read, or not_read; and decisions that it made on shares: moved, or lost to "
+            "another gateway that was before it.",
+            "event",
+            do="not_read for longer than some seconds: Postgres is away from this cell, which "
+            "lets pass an equal part of each limit meanwhile.",
+        )
 
     def refused_early(self, model: str, lane: Lane, num_tokens: int) -> None:
         """Count a request that came too late. `num_tokens`: of its prompt."""
         self._rejections.labels(model, lane).inc()
         self._rejected_tokens.labels(model, lane).inc(num_tokens)
+
+    def cell_event(self, event: str) -> None:
+        self._cell_rounds.labels(event).inc()

@@ -176,6 +176,8 @@ class Subscription:
         self._num_pings = 0
         self._pings: dict[int, list[tuple[ChangeListener, float]]] = {}
         """By the number of a PING under way, whom its PONG proves to have heard all before when."""
+        self.num_heard = 0
+        """Announcements that this connection has heard of."""
         self._number: int | None = None
         """The number of the last announcement of which this connection knows; None: of none yet."""
         self._numbered_at = -math.inf
@@ -293,8 +295,12 @@ class Subscription:
         elif found < known or self._number < found:
             log.warning("announcements may be lost: Redis counts %d, heard were %d", found, known)
             self._number = found
-            for each in tuple(self._listeners):
-                each.on_change(EVERYTHING)
+            self.suppose_everything()
+
+    def suppose_everything(self) -> None:
+        """Let all listeners suppose that everything has changed."""
+        for each in tuple(self._listeners):
+            each.on_change(EVERYTHING)
 
     def _handle(self, message: dict[str, bytes | str | None]) -> bool:
         """True for a PONG of ours."""
@@ -309,6 +315,7 @@ class Subscription:
             case "message" if isinstance(data, bytes) and name == NUMBER:
                 self._number = int(data)
             case "message" if isinstance(data, bytes):
+                self.num_heard += 1
                 for each in hearing:
                     each.on_change(data.decode())
             case "pong" if isinstance(data, bytes):

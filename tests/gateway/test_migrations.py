@@ -19,6 +19,7 @@ import gateway.batches.tables
 import gateway.cache_report.rows
 import gateway.files.tables
 import gateway.installation.items
+import gateway.limits.cells.store
 import gateway.mcp.tables
 import gateway.registry.tables
 import gateway.request_log.tables
@@ -36,6 +37,7 @@ ROOMS = (
     gateway.cache_report.rows.metadata,
     gateway.files.tables.metadata,
     gateway.installation.items.metadata,
+    gateway.limits.cells.store.metadata,
     gateway.mcp.tables.metadata,
     gateway.registry.tables.metadata,
     gateway.vault.credentials.metadata,

@@ -39,3 +39,9 @@ class ScopeLimits(msgspec.Struct, frozen=True, kw_only=True):
     owner_id: str
     buckets: tuple[BucketLimit, ...]
     max_streams: int | None
+    plan: ScopeLimits | None = None
+    """The limits of which these are a cell's part; None: these are those of a plan."""
+
+    @property
+    def of_plan(self) -> ScopeLimits:
+        return self.plan or self

@@ -48,6 +48,8 @@ HIDDEN = {
     "accounts": "the books of the house speak of all tenants",
     "balances": "the books of the house speak of all tenants",
     "entries": "the books of the house speak of all tenants",
+    "cell_demands": "what each cell was asked for, of the limits of all tenants",
+    "cell_shares": "which share of the limits of all tenants each cell has",
     "installation_generation": "how often the settings of the installation were changed",
     "installation_homes": "where the settings of the installation are in force",
     "installation_items": "models and servers of the installation, some for few tenants",
