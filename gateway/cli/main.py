@@ -231,14 +231,16 @@ def gateway(**flags: Flags) -> None:
     for model in settings.models:
         if model.joined:
             raise SettingsError(f"model {model.name}: joined: only `tollgate up` lets engines join")
-    settings = fetch_models(settings, weights=False)
     from gateway.app import worker
     from gateway.home import Home, RestoreUnfinished
     from gateway.installation.follower import with_stored
     from gateway.net import listener
+    from gateway.processes.models.model_cache import ModelHolds
     from gateway.processes.models.model_folders import check_models
     from gateway.settings.changes import refuse_what_is_fixed
 
+    holds = ModelHolds()
+    settings = fetch_models(settings, weights=False, holds=holds)
     check_models(settings, weights=False)
     try:
         Home(settings.home).create()
@@ -249,7 +251,7 @@ def gateway(**flags: Flags) -> None:
     numbers = count(1)
 
     def read_again() -> SavedSettings:
-        fresh = fetch_models(load(flags), weights=False)
+        fresh = fetch_models(load(flags), weights=False, holds=holds)
         check_models(fresh, weights=False)
         refuse_what_is_fixed(settings, fresh)
         return SavedSettings(number=next(numbers), settings=fresh)
@@ -307,18 +309,17 @@ def fetch_models(
     *,
     weights: bool,
     view: StartView | None = None,
-    holds: ModelHolds | None = None,
+    holds: ModelHolds,
 ) -> Settings:
     """Return the settings with a folder for every model that is on a hub or in a store. `view`:
-    what is downloaded is shown there; None: as lines. `holds`: they keep the models of the cache;
-    None: these are kept until the process ends."""
-    from gateway.processes.models.model_cache import ModelHolds, with_cached_models
+    what is downloaded is shown there; None: as lines. `holds`: keeps the models of the cache."""
+    from gateway.processes.models.model_cache import with_cached_models
     from gateway.processes.models.model_downloads import with_folders
     from gateway.processes.start_view import StartView
 
     view = view or StartView(click.echo)
     found = with_folders(settings, weights=weights, view=view)
-    return with_cached_models(found, weights=weights, view=view, holds=holds or ModelHolds())
+    return with_cached_models(found, weights=weights, view=view, holds=holds)
 
 
 add_examples(tollgate, "tollgate")

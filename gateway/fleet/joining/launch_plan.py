@@ -31,7 +31,7 @@ class LaunchedModel(msgspec.Struct, frozen=True, kw_only=True):
             engines=len(model.joined) if asked.engines is None else asked.engines,
             arguments=(
                 *("--model", _model_there(model), "--served-name", model.name),
-                *_revision_there(model),
+                *_state_there(model),
                 *("--log-level", settings.log_level, "--log-format", settings.logs.format),
                 *options.to_flags(),
                 *(f"--adapter={adapter.name}={adapter.path}" for adapter in model.adapters),
@@ -94,18 +94,23 @@ def write_plan(path: Path, plan: LaunchPlan) -> None:
 
 def _model_there(model: ModelConfig) -> str:
     """Return where a node finds the model: what comes with Tollgate lies elsewhere on each, and of
-    a hub each fetches its own."""
+    a hub or a store each fetches its own."""
     if model.ray.path is not None:
         return model.ray.path
-    if model.repository is not None:
-        return model.repository
+    if (fetched := model.repository or model.source) is not None:
+        return fetched
     assert model.path is not None
     if model.path.is_relative_to(PACKAGE_ROOT):
         return str(model.path.relative_to(PACKAGE_ROOT))
     return str(model.path)
 
 
-def _revision_there(model: ModelConfig) -> tuple[str, ...]:
-    if model.ray.path is not None or model.repository is None or model.revision is None:
+def _state_there(model: ModelConfig) -> tuple[str, ...]:
+    """Return what a node is told of the state of a model that it fetches."""
+    if model.ray.path is not None:
         return ()
-    return "--revision", model.revision
+    if model.repository is not None and model.revision is not None:
+        return "--revision", model.revision
+    if model.source is not None and model.version is not None:
+        return "--version", model.version
+    return ()

@@ -52,6 +52,13 @@ def test_a_model_of_a_hub_is_fetched_by_each_node(tmp_path: Path) -> None:
     arguments = plan.models[0].arguments
     assert arguments[:2] == ("--model", "org/other")
     assert arguments[arguments.index("--revision") + 1] == "abc"
+    version = f"sha256:{'0' * 64}"
+    text = LISTEN + PENNY.replace("models/penny", "s3://models/x") + f'version = "{version}"\n'
+    plan = plan_of(settings(tmp_path, text), 9400)
+    assert plan is not None
+    arguments = plan.models[0].arguments
+    assert arguments[:2] == ("--model", "s3://models/x")
+    assert arguments[arguments.index("--version") + 1] == version
 
 
 @pytest.mark.parametrize("ray", [None, "auto"])

@@ -23,10 +23,12 @@ NAME = "acme/penny"
 RUN = """
 import sys
 from gateway.cli.main import fetch_models
+from gateway.processes.models.model_cache import ModelHolds
 from gateway.settings.load import load
 from gateway.settings.file import SettingsError
 try:
-    settings = fetch_models(load({"home": sys.argv[1]}), weights=sys.argv[2] == "weights")
+    weights = sys.argv[2] == "weights"
+    settings = fetch_models(load({"home": sys.argv[1]}), weights=weights, holds=ModelHolds())
 except SettingsError as error:
     sys.exit(str(error))
 for model in settings.models:
