@@ -180,8 +180,32 @@ class Counters:
         found = [await self._call("EXISTS", key) for key in keys]
         return not all(found)
 
+    async def ages_s(self, org_id: str, counters: Sequence[Counter]) -> dict[Counter, float]:
+        """Return how long ago each was built that there is. Raises: LimiterUnavailable."""
+        now_us, found = await self._now_us(), dict[Counter, float]()
+        for each in counters:
+            built_us = await self._call("HGET", each.key(org_id), "b")
+            if built_us is not None:
+                found[each] = (now_us - int(built_us)) / 1_000_000
+        return found
+
+    async def build_anew(self, org_id: str, counters: Sequence[Counter]) -> None:
+        """Build counters that there are from the books as they are now, if nobody does at this
+        moment. Raises: LimiterUnavailable, OSError."""
+        lock, token = f"tollgate:{{{org_id}}}:build", uuid7().hex
+        if await self._call("SET", lock, token, "NX", "PX", LOCK_MS) is not None:
+            keys = [each.key(org_id) for each in counters]
+            await self._from_books(org_id, counters, keys, lock, token, anew=True)
+
     async def _from_books(
-        self, org_id: str, counters: Sequence[Counter], keys: list[str], lock: str, token: str
+        self,
+        org_id: str,
+        counters: Sequence[Counter],
+        keys: list[str],
+        lock: str,
+        token: str,
+        *,
+        anew: bool = False,
     ) -> None:
         watermark, made = 0.0, list[tuple[str, int, int]]()
         try:
@@ -191,9 +215,12 @@ class Counters:
                 for key, amount, counter in zip(keys, amounts, counters, strict=True)
             ]
         finally:  # the lock goes, whether or not there is anything to build with
-            asked = (token, round(watermark * 1_000_000), made)
+            asked = (token, round(watermark * 1_000_000), made, int(anew))
             await self._scripts.call("build", [*org_keys(org_id), lock, index_key(org_id)], asked)
-        log.info("counters of %s begin with %s nano-USD", org_id, [nano for _, nano, _ in made])
+        level = logging.DEBUG if anew else logging.INFO
+        log.log(
+            level, "counters of %s begin with %s nano-USD", org_id, [nano for _, nano, _ in made]
+        )
 
     # ---- how each request comes into each once
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -45,6 +46,7 @@ SHORT_S = 1.0
 """So long after a top-up fell short of what was wanted nobody asks for more."""
 MAX_SHRINKS = 3
 MAX_ORGS = 65_536
+WHOLE = 1_000_000
 ONLY_ASKED: Any = (0, 0, 0, 0, {})
 """The arguments of `fund.lua` that only ask."""
 
@@ -112,6 +114,8 @@ class Funds:
         self, scripts: Scripts, lender: Lender, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._scripts, self._lender, self._clock = scripts, lender, clock
+        self.share: Callable[[], int] = lambda: WHOLE
+        """Returns which part of what is left this cell may spend, in millionths."""
         self._next: dict[OrgCounter, _Round] = {}
         self._running: dict[OrgCounter, asyncio.Task[None]] = {}
         self._short: Lru[str, dict[str, float]] = Lru(MAX_ORGS)
@@ -187,8 +191,11 @@ class Funds:
         """Raises: LimiterUnavailable, SpentUnknown, OSError."""
         org_id, _ = of
         began, released = self._clock(), None
-        total_nano = min(MAX_NANO, sum(wanted_nano.values()))
-        spent, *_ = await self._script(of, ONLY_ASKED)
+        share = max(1, self.share()) / WHOLE
+        spent, *_, booked = await self._script(of, ONLY_ASKED)
+        # Of what is funded beyond the books of all cells, this one's share has to hold it.
+        own_nano = int((1 / share - 1) * max(0, spent - booked))
+        total_nano = min(MAX_NANO, math.ceil(sum(wanted_nano.values()) / share) + own_nano)
         for _ in range(MAX_SHRINKS):
             if spent < 0:
                 return  # whoever asks next builds the counter
@@ -205,11 +212,16 @@ class Funds:
         for model, wanted in wanted_nano.items():
             of_model = found.by_model.get(model)
             most = found.funded_nano + (of_model.funded_nano if of_model else 0)
-            if min(MAX_NANO, most) - spent < wanted:
+            if min(MAX_NANO, most) - spent < wanted / share + own_nano:
                 self._short.put(org_id, {**self._short_now(org_id), model: self._clock()})
         if holds_us > 0:
-            told = (found.version, min(MAX_NANO, found.funded_nano), holds_us, found.refill_nano)
-            await self._script(of, (*told, found.by_model))
+            by_model = {
+                name: msgspec.structs.replace(each, refill_nano=int(each.refill_nano * share))
+                for name, each in found.by_model.items()
+            }
+            refill_nano = int(found.refill_nano * share)
+            told = (found.version, min(MAX_NANO, found.funded_nano), holds_us, refill_nano)
+            await self._script(of, (*told, by_model))
 
     async def _script(self, of: OrgCounter, asked: Any) -> list[int]:
         """Raises: LimiterUnavailable."""
@@ -241,6 +253,6 @@ class Funds:
 
     async def _renew(self, of: OrgCounter) -> None:
         """Raises: LimiterUnavailable, SpentUnknown."""
-        _, _, holds_us, left = await self._script(of, ONLY_ASKED)
+        _, _, holds_us, left, _ = await self._script(of, ONLY_ASKED)
         if holds_us < RENEW_BEFORE_S * 1_000_000 or left < 0:
             await asyncio.shield(self._join(of).task)

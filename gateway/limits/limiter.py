@@ -68,6 +68,7 @@ from foundation.periodic import Periodic
 from gateway.ids import uuid7
 from gateway.limits.cell_parts import fitted_input, note_asked, refused_in_cell
 from gateway.limits.cells.budgets import CellBudgets
+from gateway.limits.counter_refresh import CounterRefresh
 from gateway.limits.counters import (
     GRACE_S,
     IDLE_WATCH_S,
@@ -202,8 +203,9 @@ class Limiter:
             clock=monotonic,
         )
         self._cells = cells
+        self._refresh = CounterRefresh(self.counters, clock=monotonic)
         if cells is not None:
-            cells.running = lambda: [(each.org_id, each.scopes) for each, _ in self._open.values()]
+            self._join_cells(cells)
         self._is_renewed = False
         self._periodic = [
             Periodic(
@@ -224,6 +226,10 @@ class Limiter:
             self.funds.periodic_renewal(self._funded),
         ]
 
+    def _join_cells(self, cells: CellBudgets) -> None:
+        self.funds.share = lambda: cells.share
+        cells.running = lambda: [(each.org_id, each.scopes) for each, _ in self._open.values()]
+
     async def start(self) -> None:
         if self._cells is not None:
             await self._cells.start()
@@ -240,6 +246,7 @@ class Limiter:
         await self._outage.close()
         for periodic in self._periodic:
             await periodic.close()
+        await self._refresh.close()
         await self.counters.close()
         await self.funds.close()
 
@@ -303,6 +310,8 @@ class Limiter:
                 admitted_at=self._clock() if admitted_at is None else admitted_at,
                 num_tool_calls=num_tool_calls,
             )
+        if self._cells is not None and spending is not None:
+            spending = msgspec.structs.replace(spending, share=self._cells.share)
         wanted = Admission(
             lease_id=lease_id,
             org_id=principal.org_id,
@@ -322,6 +331,8 @@ class Limiter:
 
     async def _admit_or_refuse(self, wanted: Admission) -> Admission | Refusal:
         """Raises: SpentUnknown, ScriptFailed."""
+        if self._cells is not None:
+            await self._refresh_counters(wanted)
         admission = self._admit_from_slices(wanted)
         if isinstance(admission, Admission):
             self._on_slices("admitted")
@@ -338,6 +349,13 @@ class Limiter:
                 verdict = refused_in_cell(self._cells, wanted, verdict)
             self._on_refused(verdict)
         return verdict
+
+    async def _refresh_counters(self, wanted: Admission) -> None:
+        """See that what a cell counts has what the others have spent."""
+        if wanted.spending is not None and not self._scripts.is_away:
+            counters = [cap.counter for cap in wanted.spending.caps]
+            if not self._refresh.are_fresh(wanted.org_id, counters):
+                await self._refresh.refresh(wanted.org_id, counters, self.renew)
 
     async def _admit(self, wanted: Admission) -> Admission | Refusal:
         """Raises: LimiterUnavailable, SpentUnknown."""
@@ -414,6 +432,7 @@ class Limiter:
                 assert spending is not None
                 amounts = tokens
                 self._on_refusal(wanted.org_id, spending.exceeded(left, amounts))
+                self._refresh.refused(wanted.org_id, [cap.counter for cap in spending.caps])
                 return overspent(spending, place, amounts[place - 1], left[place - 1], state)
             wait_s = None if wait_us < 0 else wait_us / 1_000_000
             return refused(wanted.scopes[place - 1], letter.decode(), wait_s, state)
@@ -641,7 +660,7 @@ def slices_asked(
         units[MONEY] = min(spending.hold_nano, spending.most_nano(admission.max_output_tokens))
         names = counter_keys(admission.org_id, spending.caps)
         caps = [
-            CounterCap(name, cap.amount_nano, cap.is_funded)
+            CounterCap(name, cap.amount_nano, cap.is_funded, spending.share)
             for name, cap in zip(names, spending.caps, strict=True)
         ]
     return keys, admission.scopes, units, caps

@@ -87,6 +87,8 @@ class SpendReservation(msgspec.Struct, frozen=True, kw_only=True):
     asked for, or none."""
     model: str
     """The model, since a part of a balance may be restricted to it."""
+    share: int = 1_000_000
+    """The part of each cap that is for this cell, as `CounterCap` has it."""
 
     def cost_nano(self, input_tokens: int, output_tokens: int) -> int:
         """Return the cost at most; exact is only the bill."""
@@ -112,7 +114,7 @@ class SpendReservation(msgspec.Struct, frozen=True, kw_only=True):
     def to_script(self, *, is_final: bool) -> tuple[list[Any], list[Any]]:
         """Return what is capped, and what is to be held of it, as `admit.lua` reads them.
         `is_final`: no more will be leased for it."""
-        caps = [(cap.amount_nano, int(cap.is_funded)) for cap in self.caps]
+        caps = [(cap.amount_nano, int(cap.is_funded), self.share) for cap in self.caps]
         held = [self.hold_nano, self.input_nano, self.output_pico, self.min_output_tokens]
         return caps, [*held, self.model, int(is_final)]
 

@@ -167,6 +167,11 @@ class CellBudgets:
             plan=scope,
         )
 
+    @property
+    def share(self) -> int:
+        """This cell's part of what is left under caps and of balances, in millionths."""
+        return self.part(DEFAULT, WHOLE, self._clock())
+
     def part(self, key: str, amount: int, now: float) -> int:
         """Return this cell's part of an amount per minute, or of streams."""
         if not amount:

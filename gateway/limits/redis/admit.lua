@@ -3,7 +3,7 @@
 -- KEYS  the org's open leases (sorted set: id -> expiry), prefix of lease keys, its epoch, the scopes, the counters
 -- ARGV  msgpack of {lease id, lease TTL in microseconds, units by kind, scopes, caps, money}; of each scope {open leases it
 --       may have (-1: any number), list of {kind, limit, burst, window}}; of each cap {nano-USD, 1 if no more than the counter
---       is funded with, either}; money {nano-USD to hold, of them for the input, pico-USD of a token of output, the fewest
+--       is funded with, either, share of this cell in millionths}; money {nano-USD to hold, of them for the input, pico-USD of a token of output, the fewest
 --       tokens to write (0: as many as were asked for), the model, 1 if no more will be funded for it}
 -- Returns {outcome, place, kind, wait, now, tokens, what is left under each cap, then per scope: open leases and each
 --       bucket's full moment}
@@ -28,8 +28,8 @@ heal(leases_key, prefix)
 local left, least, tightest, cap_of = {}, math.huge, 0, {}
 local short, refill, refill_at = 0, 0, 0
 for j, each in ipairs(caps) do
-  local amount, funded = unpack(each)
-  local n, f, e, r, by_model = unpack(redis.call('HMGET', KEYS[3 + #asked + j], 'n', 'f', 'e', 'r', 'p'))
+  local amount, funded, share = unpack(each)
+  local n, f, e, r, by_model, booked = unpack(redis.call('HMGET', KEYS[3 + #asked + j], 'n', 'f', 'e', 'r', 'p', 'k'))
   local spent = tonumber(n)
   if not spent then
     return {5, j, '', 0, now}
@@ -41,11 +41,12 @@ for j, each in ipairs(caps) do
     local of_model, refill_of_model = unpack(cmsgpack.unpack(by_model)[money[5]] or {0, 0})
     local most = tonumber(f) + of_model
     refill, refill_at = j, math.max(tonumber(r), refill_of_model)
-    if most - spent < money[1] and most < amount and money[6] == 0 then
+    if of_cell(most, booked, share) - spent < money[1] and most < amount and money[6] == 0 then
       short = j
     end
     amount = math.min(amount, most)
   end
+  amount = of_cell(amount, booked, share)
   cap_of[j] = amount
   left[j] = amount - spent
   if left[j] < least then

@@ -2,11 +2,11 @@
 --
 -- KEYS  the org's open leases, prefix of lease keys, its epoch, its lock for this, the set of its counters
 -- ARGV  msgpack of {what the lock must hold, the books' watermark (Unix microseconds), list of {counter key, nano-USD, Unix
---       milliseconds until which it is kept (0: for ever)}}
+--       milliseconds until which it is kept (0: for ever)}, 1 to build anew those that there are}
 -- Returns 1 done; 0 the lock is another's by now
 
 local leases_key, prefix, lock_key, index_key = KEYS[1], KEYS[2], KEYS[4], KEYS[5]
-local token, watermark, counters = unpack(cmsgpack.unpack(ARGV[1]))
+local token, watermark, counters, anew = unpack(cmsgpack.unpack(ARGV[1]))
 if redis.call('GET', lock_key) ~= token then
   return 0
 end
@@ -27,8 +27,8 @@ for _, key in ipairs(redis.call('SMEMBERS', index_key)) do
 end
 for _, counter in ipairs(counters) do
   local key, nano, until_ms = unpack(counter)
-  if redis.call('EXISTS', key) == 0 then
-    redis.call('HSET', key, 'n', nano + (held[key] or 0), 'w', watermark, 'b', now)
+  if anew == 1 or redis.call('EXISTS', key) == 0 then
+    redis.call('HSET', key, 'n', nano + (held[key] or 0), 'w', watermark, 'b', now, 'k', nano)
     if until_ms > 0 then
       redis.call('PEXPIREAT', key, until_ms)
     end

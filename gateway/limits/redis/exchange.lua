@@ -6,7 +6,7 @@
 --       scope {open leases it may have (-1: any number), list of {kind, limit, burst, window}, 1 if the worker holds a slice,
 --       units that it keeps by kind, units that were used by kind, units that it wants beside by kind, requests that run on
 --       the slice}, by counter {nano-USD of the cap, 1 if no more than the counter is funded with, 1 if the worker holds a slice,
---       nano-USD that it keeps for no request yet, that its requests hold, that it wants beside}, what requests have spent that
+--       nano-USD that it keeps for no request yet, that its requests hold, that it wants beside, share of this cell in millionths}, what requests have spent that
 --       ran on the slice: list of {lease id, nano-USD, places of its counters}}; slots are units of kind 's', money of 'm'
 -- ROWS  {list of kinds, flat list of an id and a number of units of each kind, and so on}: a table for each would take three times
 --       as long to read
@@ -43,10 +43,10 @@ for j, each in ipairs(money) do
     return {2, now, {}}
   end
   local key = KEYS[3 + #asked + j]
-  local n, w, f, e, r, z = unpack(redis.call('HMGET', key, 'n', 'w', 'f', 'e', 'r', 'z'))
+  local n, w, f, e, r, z, k = unpack(redis.call('HMGET', key, 'n', 'w', 'f', 'e', 'r', 'z', 'k'))
   counters[j] = {
     key = key, n = tonumber(n), mark = tonumber(w), funded = tonumber(f), expires = tonumber(e),
-    refill = tonumber(r), scarce = tonumber(z) or 0, more = 0
+    refill = tonumber(r), scarce = tonumber(z) or 0, more = 0, booked = k
   }
 end
 money_slice = money_slice or {c = {}, m = {}, u = {}}
@@ -268,12 +268,12 @@ end
 -- How much of `wanted` may be leased beside what is `kept`, and whether the cap is near: no more than a quarter of what is
 -- neither spent nor held by a request lies with workers. Second: what is left under the cap.
 local function granted_money(counter, asks, others)
-  local amount, funded, _, kept, young, wanted = unpack(asks)
+  local amount, funded, _, kept, young, wanted, share = unpack(asks)
   local most = amount
   if funded == 1 then
     most = (counter.expires or 0) > now + slice_ttl and math.min(amount, counter.funded) or 0
   end
-  local left = most - counter.n - kept - young
+  local left = of_cell(most, counter.booked, share) - counter.n - kept - young
   local room = math.floor((left + kept + others) / 4) - others - kept
   if counter.scarce > now or room < 0 then
     return 0, left, true

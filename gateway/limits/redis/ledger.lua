@@ -19,8 +19,8 @@
 -- SLICE {x, l, y, s, u}: what a worker may use without asking (`limits/slices/README.md`): until x, where it counts as used;
 -- y: requests that run on it and have no lease; s: the slots it holds until l, theirs included; u: by kind what it holds. It is
 -- not in a bucket's deficit until it is used, and not there for anybody else.
--- COUNTER, a hash {n, w, b, h, z}: n nano-USD that are spent or held; w its watermark: what stood in the books of Postgres before
--- that moment of theirs is in it from the beginning; b when it was built, by Redis' clock. Of an org that has spent nothing
+-- COUNTER, a hash {n, w, b, k, h, z}: n nano-USD that are spent or held; w its watermark: what stood in the books of Postgres before
+-- that moment of theirs is in it from the beginning; b when it was built, by Redis' clock, and k what the books had then. Of an org that has spent nothing
 -- there is one all the same: where there is none, nobody knows. h: by worker {x, f}: until when it may use the f nano-USD that
 -- it holds for no request yet; z: until when nobody gets any.
 -- What a worker holds of counters is a lease, `slice:` and its name: so it expires, and is in a counter that is built, as any.
@@ -49,6 +49,15 @@ local now = clock[1] * 1000000 + clock[2]
 
 local function cost(units, limit, window)
   return ceil(units * window / limit)
+end
+
+-- How much of a cap is for this cell: what the books had when its counter was built, and of the rest a share in millionths.
+local function of_cell(amount, booked, share)
+  booked = tonumber(booked) or 0
+  if not share or share >= 1000000 or amount <= booked then
+    return amount
+  end
+  return booked + math.floor((amount - booked) / 1000000 * share)
 end
 
 local function deficit(bucket)

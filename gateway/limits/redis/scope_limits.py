@@ -30,6 +30,9 @@ class CounterCap(msgspec.Struct, frozen=True):
     amount_nano: int
     is_funded: bool
     """And no more than is leased of a balance."""
+    share: int = 1_000_000
+    """The part, in millionths, that a cell has of what was left under it when its counter was
+    built."""
 
 
 class ScopeLimits(msgspec.Struct, frozen=True, kw_only=True):

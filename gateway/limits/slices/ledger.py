@@ -216,6 +216,7 @@ class MoneyReport(msgspec.Struct, frozen=True, array_like=True):
     left: int
     young: int
     wants: int
+    share: int
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -583,4 +584,5 @@ def to_money_report(
         held.left,
         held.young,
         wants.get(MONEY, 0),
+        cap.share,
     )

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 
@@ -187,7 +188,10 @@ class World:
         self.full_at_s: dict[str, float] = {}
         self.passed: list[tuple[float, int]] = []
         self._numbers = itertools.count(1)
-        self._loop = asyncio.new_event_loop()
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.new_event_loop()
 
     def close(self) -> None:
         for each in self.gateways:
