@@ -70,7 +70,9 @@ class HubFiles:
                 hub_errors_explained(self.source.name, self.state, hub=self._endpoint),
                 get_session().stream("GET", url, headers=headers, timeout=timeout) as answer,
             ):
-                if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
+                if answer.status_code == httpx2.codes.TOO_MANY_REQUESTS or (
+                    answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR
+                ):
                     raise SourceAway(f"{self._endpoint} answers with {answer.status_code}")
                 hf_raise_for_status(answer)
                 # One that knows no ranges sends all of it.

@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
         if name in self.hub.damaged:
             content = content[:-1] + bytes([content[-1] ^ 1])
         if self.command == "GET" and name in self.hub.gates:
-            self.hub.gates[name].wait(60)
+            self.hub.gates[name].wait(120)
         status, asked = 200, self.headers.get("Range")
         if asked is not None:
             first = int(asked.removeprefix("bytes=").removesuffix("-"))
