@@ -14,12 +14,13 @@ for others when the next counters are built. After a refusal that may be AFTER_R
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from foundation.tasks import SharedTasks
-from gateway.limits.counters import Counters, SpentUnknown
+from gateway.limits.counters import Counters
 from gateway.limits.redis.scripts import LimiterUnavailable
 from gateway.limits.spending import Counter
 from gateway.lru import Lru
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 REFRESHED_S = 10.0
 AFTER_REFUSAL_S = 2.0
+TIMEOUT_S = 1.0
+"""After which requests go on by what the counters have."""
 MAX_COUNTERS = 65_536
 
 Renew = Callable[[], Awaitable[int]]
@@ -55,18 +58,22 @@ class CounterRefresh:
     async def refresh(self, org_id: str, counters: Sequence[Counter], renew: Renew) -> None:
         """Build those anew that are too old. Where Postgres cannot be asked they stay, and what
         they admit is bounded as before."""
-        await self._refreshing.run(org_id, lambda: self._refresh(org_id, counters, renew))
+        for _ in range(2):  # who came first may have asked for others
+            if self.are_fresh(org_id, counters):
+                return
+            await self._refreshing.run(org_id, lambda: self._refresh(org_id, counters, renew))
 
     async def _refresh(self, org_id: str, counters: Sequence[Counter], renew: Renew) -> None:
         now, ages = self._clock(), dict[Counter, float]()
         try:
-            ages = await self._counters.ages_s(org_id, counters)
-            old = [each for each, age_s in ages.items() if age_s >= self._most_s(org_id, each)]
-            if old:
-                await renew()
-                await self._counters.build_anew(org_id, old)
-                ages.update(dict.fromkeys(old, 0.0))
-        except (LimiterUnavailable, SpentUnknown, OSError) as error:
+            async with asyncio.timeout(TIMEOUT_S):
+                ages = await self._counters.ages_s(org_id, counters)
+                old = [each for each, age_s in ages.items() if age_s >= self._most_s(org_id, each)]
+                if old:
+                    await renew()
+                    await self._counters.build_anew(org_id, old)
+                    ages.update(dict.fromkeys(old, 0.0))
+        except (LimiterUnavailable, OSError) as error:  # TimeoutError is an OSError
             log.warning("what other cells have spent for %s is not known: %r", org_id, error)
             ages = dict.fromkeys(counters, 0.0)
         for each in counters:  # one that there is not is built by who admits

@@ -190,12 +190,13 @@ class Counters:
         return found
 
     async def build_anew(self, org_id: str, counters: Sequence[Counter]) -> None:
-        """Build counters that there are from the books as they are now, if nobody does at this
-        moment. Raises: LimiterUnavailable, OSError."""
+        """Build counters that there are from the books as they are now. Raises:
+        LimiterUnavailable, OSError."""
         lock, token = f"tollgate:{{{org_id}}}:build", uuid7().hex
-        if await self._call("SET", lock, token, "NX", "PX", LOCK_MS) is not None:
-            keys = [each.key(org_id) for each in counters]
-            await self._from_books(org_id, counters, keys, lock, token, anew=True)
+        while await self._call("SET", lock, token, "NX", "PX", LOCK_MS) is None:
+            await asyncio.sleep(POLL_S)
+        keys = [each.key(org_id) for each in counters]
+        await self._from_books(org_id, counters, keys, lock, token, anew=True)
 
     async def _from_books(
         self,
