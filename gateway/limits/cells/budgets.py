@@ -224,6 +224,8 @@ class CellBudgets:
         sent_at = self._clock()
         told = self._demand.take(sent_at - self._told_at, self._vectors)
         self._told_at = sent_at
+        if len(self._vectors) >= MAX_ROWS:
+            told = {scope: asked for scope, asked in told.items() if scope in self._vectors}
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 heard = self._announcements.num_heard if self._announcements is not None else 0

@@ -43,8 +43,9 @@ MAX_ROWS = 4096
 """Scopes that have shares of their own; others have those of all."""
 MAX_CELLS = 16
 MAX_READ = 2 * MAX_ROWS * MAX_CELLS
-FORGOTTEN_S = 3600.0
-"""A cell that was not heard of for so long is forgotten."""
+FORGOTTEN_S = 600.0
+"""A cell that was not heard of for so long is forgotten, and so is what was asked of a scope that
+has no shares of its own."""
 
 _TELL = sa.text("""
     INSERT INTO cell_demands (scope, cell, asked, announced, heard_at)
@@ -56,8 +57,9 @@ _TELL = sa.text("""
         announced = cell_demands.announced + excluded.announced, heard_at = excluded.heard_at
 """).bindparams(sa.bindparam("told", type_=JSONB))
 _FORGET = sa.text("""
-    DELETE FROM cell_demands
-    WHERE scope = '' AND heard_at < now() - make_interval(secs => :forgotten_s)
+    DELETE FROM cell_demands d
+    WHERE heard_at < now() - make_interval(secs => :forgotten_s)
+        AND (scope = '' OR NOT EXISTS (SELECT FROM cell_shares s WHERE s.scope = d.scope))
 """)
 _SHARES = sa.text("""
     SELECT scope, version, shares, before, moves_left,
@@ -191,7 +193,7 @@ class CellStore:
                 await conn.execute(_CLOSE_DEMANDS, {"scope": scope})
 
     async def forget(self) -> None:
-        """Forget cells that were not heard of for long."""
+        """Forget cells and scopes that were not heard of for long."""
         async with self._db.connect() as conn:
             await conn.execute(_FORGET, {"forgotten_s": FORGOTTEN_S})
 

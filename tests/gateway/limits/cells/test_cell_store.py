@@ -97,7 +97,7 @@ async def test_more_scopes_than_are_read_are_no_shares(
 
 
 async def test_a_forgotten_cell_is_gone(store: CellStore, db: AsyncEngine) -> None:
-    await store.exchange("eu", {})
+    await store.exchange("eu", {SCOPE: 1.0})
     async with db.begin() as conn:
         await conn.execute(sa.text("UPDATE cell_demands SET heard_at = now() - interval '2 h'"))
     await store.forget()
