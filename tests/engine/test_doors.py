@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.gateway.processes.launching.extras import lacks_extra
+
 ROOT = Path(__file__).resolve().parents[2]
 BELOW_THE_LINE = {
     "core",
@@ -45,7 +47,7 @@ def modules_of(room: str) -> list[str]:
         ]:  # runs when imported; all it does is call gateway.cli.main
             continue
         names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
-    return names
+    return [name for name in names if not lacks_extra(name)]
 
 
 def import_all(names: list[str]) -> subprocess.CompletedProcess[str]:

@@ -48,6 +48,7 @@ from gateway.wire.openai_responses.items import Message
 from gateway.wire.openai_responses.request import ResponseRequest
 from tests.budget import part_of
 from tests.gateway.batches.tried import begin_file, begin_output, delete_content, read_content
+from tests.gateway.processes.launching.extras import lacks_extra
 from tests.gateway.responses.tried import follow_events
 from tests.gateway.vault.tried import (
     delete_kept,
@@ -73,7 +74,7 @@ def methods() -> frozenset[str]:
     """`module.Class.method`, without `gateway.`, of all that can be asked about something."""
     found = set()
     for each in pkgutil.walk_packages(gateway.__path__, "gateway."):
-        if each.name.endswith("__main__"):  # it runs
+        if each.name.endswith("__main__") or lacks_extra(each.name):  # __main__ runs
             continue
         for name, kind in vars(importlib.import_module(each.name)).items():
             if not inspect.isclass(kind) or kind.__module__ != each.name:

@@ -86,7 +86,7 @@ NO_ADDRESS = {
     *("NewRate.source", "RateView.source"),  # a name on an invoice
     *("NewBatch.endpoint", "WrittenLine.url"),  # paths of our own
     # Names of machines, for people.
-    *("JoinedEngineView.host", "FleetReplicaView.host", "FleetReplica.host"),
+    *("JoinedEngineView.host", "FleetReplicaView.host", "FleetReplica.host", "ShownReplica.host"),
     "Snapshot.by_issuer",
 }
 

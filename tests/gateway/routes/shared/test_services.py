@@ -85,7 +85,7 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
     fleet = Fleet([route("engine", penny), route("upstream", upstream)])
     db = create_async_engine(NOWHERE)
     worker = services_with(
-        generation=SimpleNamespace(open_calls={1: None, 2: None}),
+        generation=SimpleNamespace(open_calls={1: None, 2: None}, fleet=fleet),
         telemetry=Telemetry(models=["penny"]),
         readiness=Readiness(fleet=fleet, redis=redis, spool=spool),
         spool=spool,
