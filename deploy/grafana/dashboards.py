@@ -241,7 +241,7 @@ FLEET = Dashboard(
         Panel(
             "Engines that the planner wants",
             [("{{model}}", f"sum by (model) (tollgate_planner_wanted{{{MODEL}}})")],
-            text="Of models whose `replicas` are a range; `tollgate fleet plan` says why.",
+            text="Of models with a range of engines; `tollgate fleet plan` says why.",
         ),
         Panel(
             "Requests as the planner expects them",

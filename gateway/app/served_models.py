@@ -221,7 +221,7 @@ class ServedModels:
         )
 
     def _asked_of(self, model: ModelConfig, home: Home) -> AskedWork | None:
-        if model.replica_range is None:
+        if model.planned_range is None:
             return None
         if model.name not in self._asked:
             self._asked[model.name] = AskedWork(home.asked_of(model.name))

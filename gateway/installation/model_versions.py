@@ -65,6 +65,8 @@ def version_of(model: ModelConfig) -> str:
         engines=(),
         joined=(),
         replica_range=None,
+        joined_range=None,
+        kubernetes=None,
         is_asleep=False,
         wakes_in_s=None,
         starts_engine=False,

@@ -98,8 +98,8 @@ BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 """A key of TOML that needs no quotes."""
 ASSIGNED = frozenset(
     {
-        *("engines", "joined", "num_prefill", "replica_range", "is_asleep", "wakes_in_s"),
-        *("starts_engine", "shares_memory"),
+        *("engines", "joined", "num_prefill", "replica_range", "joined_range", "is_asleep"),
+        *("wakes_in_s", "starts_engine", "shares_memory"),
     }
 )
 """Fields of a model that nobody writes so: what made them stands in `_as_in_file`."""
@@ -189,7 +189,7 @@ def _as_in_file(model: ModelConfig, table: dict[str, Any]) -> dict[str, Any]:
     elif model.starts_engine and len(model.started) != 1:
         table["replicas"] = len(model.started)
     if model.joined:
-        table["joined"] = len(model.joined)
+        table["joined"] = str(model.joined_range) if model.joined_range else len(model.joined)
     elif model.engines and not model.starts_engine:
         table["engine"] = model.engines[0]
     for each in replicas:

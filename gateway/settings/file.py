@@ -21,6 +21,7 @@ from foundation.structs import with_fields_of
 from gateway.generate_request import MaxTokensField
 from gateway.lanes import LaneDeadlines, LaneSlos, ModelSlos
 from gateway.principal import Plan
+from gateway.settings.kubernetes import OBJECT_PATTERN, KubernetesConfig
 
 Flags = str | int | Path | None
 """The value of a command's option."""
@@ -69,6 +70,7 @@ IN_WORDS = {
     repr(RAY_PATTERN): "'auto' or 'host:port' of the cluster's head",
     repr(ADDRESS_PATTERN): "'unix:/path' or 'tcp:host:port'",
     repr(VERSION_PATTERN): "'sha256:' and 64 hex digits",
+    repr(OBJECT_PATTERN): "a-z, 0-9 and hyphens between them",
     repr(RANGE_PATTERN): "a number such as 2, or a range such as '1..4'",
 }
 EngineTable = dict[str, Any]
@@ -152,7 +154,7 @@ class SpoolConfig(Strict, frozen=True, kw_only=True):
 
 
 class PlannerConfig(Strict, frozen=True, kw_only=True):
-    """`[fleet.planner]`: who decides how many engines a model has whose `replicas` are a range."""
+    """`[fleet.planner]`: who decides how many engines a model has with a range of them."""
 
     mode: Literal["off", "dry-run", "on"] = "on"
     """`off`: each such model has as many as at the start. `dry-run`: what would be done is said,
@@ -297,8 +299,9 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     """`engine` may be on another machine, though whoever is on the way there reads and asks all."""
     replicas: Annotated[int, Meta(ge=0, le=MAX_ENGINES)] | EngineRange | None = None
     """So many engines are started for it; None: one is. 0: only with `joined`."""
-    joined: EngineCount | None = None
-    """So many engines of other machines may join it."""
+    joined: EngineCount | EngineRange | None = None
+    """So many engines of other machines may join it; of a range, as the planner decides."""
+    kubernetes: KubernetesConfig | None = None
     ray: RayConfig | None = None
     """The share of a node that each engine gets which Ray runs."""
     prefill: EngineCount | None = None

@@ -43,6 +43,7 @@ from gateway.settings.file import (
     decode_path,
     explain,
 )
+from gateway.settings.kubernetes import KubernetesConfig
 from gateway.settings.sealed_keys import SealedKey
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +62,7 @@ UPSTREAMS_OWN = (
 )
 """Options that only apply to upstreams."""
 ENGINES_OWN = (
-    *("engine", "insecure", "replicas", "joined", "prefill", "decode", "ray"),
+    *("engine", "insecure", "replicas", "joined", "prefill", "decode", "ray", "kubernetes"),
     *("revision", "version", "engine_options", "adapter"),
     *("cache_contract", "chat_template", "tool_call_parser", "reasoning_parser", "dialect"),
 )
@@ -160,6 +161,10 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     replica_range: ReplicaRange | None = None
     """The planner's bounds on how many engines there are, of which none joins; None: as many as
     `engines`."""
+    joined_range: ReplicaRange | None = None
+    """The same of a model whose engines all join, as the pods of `kubernetes`; None: it counts none
+    of those."""
+    kubernetes: KubernetesConfig | None = None
     is_asleep: bool = False
     """None of its engines runs, until somebody asks for it: nobody listens at the one address."""
     wakes_in_s: float | None = None
@@ -210,6 +215,11 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         if not self.starts_engine or self.is_asleep:
             return ()
         return self.engines[: len(self.engines) - len(self.joined)]
+
+    @property
+    def planned_range(self) -> ReplicaRange | None:
+        """Return the planner's bounds; None: it decides nothing of this model."""
+        return self.replica_range or self.joined_range
 
     @property
     def most_started(self) -> int:
@@ -276,6 +286,7 @@ def to_models(
     numbers = EngineNumbers(free=count(len(written)), free_joined=count(FIRST_JOINED))
     models = tuple(_to_model(each, at, engine, numbers, home) for at, each in enumerate(written))
     _refuse_duplicates(models)
+    _refuse_shared_pods(models)
     return models
 
 
@@ -337,13 +348,14 @@ def _to_model(
     if model.revision is not None and repository is None:
         raise SettingsError(f"{at}.revision: only for a repository; {model.path} is none")
     starts_engine = model.engine is None
-    for key in ("engine_options", "replicas", "joined", "prefill", "decode", "ray"):
+    for key in ("engine_options", "replicas", "joined", "prefill", "decode", "ray", "kubernetes"):
         if not starts_engine and is_given(getattr(model, key)):
             raise SettingsError(f"{at}.{key}: only for an engine that is started here")
     _check_roles(model, at)
     range_, num_started = _numbered(model, at)
+    joined_range, num_joined = _joined(model, at)
     _check_address(model, at)
-    numbers = free.take(position, num_started, model.joined or 0)
+    numbers = free.take(position, num_started, num_joined)
     joined = tuple(f"unix:{home.engine_socket(number)}" for number in numbers[1])
     started = (*(f"unix:{home.engine_socket(number)}" for number in numbers[0]), *joined)
     return ModelConfig(
@@ -355,8 +367,10 @@ def _to_model(
         revision=model.revision,
         engines=started if model.engine is None else (model.engine,),
         joined=joined,
-        ray=_ray(model, at),
+        ray=_ray(model, num_joined, at),
         replica_range=range_,
+        joined_range=joined_range,
+        kubernetes=model.kubernetes,
         num_prefill=model.prefill or 0,
         starts_engine=starts_engine,
         engine_options=_options(engine, model.engine_options) if starts_engine else EngineOptions(),
@@ -373,16 +387,14 @@ def _to_model(
     )
 
 
-def _ray(model: WrittenModel, at: str) -> RayConfig:
+def _ray(model: WrittenModel, num_joined: int, at: str) -> RayConfig:
     """Raises: SettingsError."""
     if model.ray is None:
         return RayConfig()
-    if not model.joined:
+    if not num_joined:
         raise SettingsError(f"{at}.ray: only beside `joined`: engines on Ray join")
-    if (model.ray.engines or 0) > model.joined:
-        raise SettingsError(
-            f"{at}.ray.engines: {model.ray.engines} of {model.joined} that may join"
-        )
+    if (model.ray.engines or 0) > num_joined:
+        raise SettingsError(f"{at}.ray.engines: {model.ray.engines} of {num_joined} that may join")
     if {"CPU", "GPU", "memory"} & model.ray.resources.keys():
         raise SettingsError(f"{at}.ray.resources: those of the cluster's own; see cpus and gpus")
     if model.ray.gpus > 1 and model.ray.gpus % 1:
@@ -417,6 +429,26 @@ def _numbered(model: WrittenModel, at: str) -> tuple[ReplicaRange | None, int]:
     if model.prefill is not None and model.decode is not None:
         return None, model.prefill + model.decode
     return None, 1 if written is None else written
+
+
+def _joined(model: WrittenModel, at: str) -> tuple[ReplicaRange | None, int]:
+    """Return the range of the engines that join a model, if it has one, and how many may. Raises:
+    SettingsError."""
+    written = model.joined
+    if not isinstance(written, str):
+        if model.kubernetes is not None:
+            raise SettingsError(f"{at}.kubernetes: only beside a range, such as joined = '1..4'")
+        return None, written or 0
+    found = ReplicaRange.read(written, f"{at}.joined")
+    if found.least == 0:
+        raise SettingsError(f"{at}.joined: {written!r}: the least number is 1: no pod is woken")
+    if model.kubernetes is None:
+        raise SettingsError(f"{at}.joined: a range only beside [model.kubernetes], which is scaled")
+    if model.replicas != 0:
+        raise SettingsError(f"{at}.replicas: wants 0 beside a range of engines that join")
+    if model.ray is not None:
+        raise SettingsError(f"{at}.ray: not beside [model.kubernetes], which runs all of them")
+    return found, found.most
 
 
 def _check_roles(model: WrittenModel, at: str) -> None:
@@ -565,6 +597,17 @@ def _find(path: Path) -> Path:
     """A model of the working folder, or else one that comes with Tollgate."""
     shipped = PACKAGE_ROOT / path
     return shipped if not path.exists() and shipped.exists() else path.absolute()
+
+
+def _refuse_shared_pods(models: Sequence[ModelConfig]) -> None:
+    """Refuse a StatefulSet that two models scale."""
+    scaled: dict[KubernetesConfig, str] = {}
+    for position, model in enumerate(models):
+        if model.kubernetes is not None:
+            other = scaled.setdefault(model.kubernetes, model.name)
+            if other != model.name:
+                at = f"model[{position}].kubernetes.stateful_set"
+                raise SettingsError(f"{at}: {model.kubernetes.stateful_set!r} is that of {other}")
 
 
 def _refuse_duplicates(models: Sequence[ModelConfig]) -> None:

@@ -36,7 +36,7 @@ class PoolGauges:
         )
         self._wanted = group.gauge(
             "planner_wanted",
-            "Engines that the planner wants of a model whose `replicas` are a range.",
+            "Engines that the planner wants of a model with a range of them.",
             "model",
             do="More than there are, for long: `tollgate fleet plan` says what is in the way.",
             mode="mostrecent",

@@ -109,7 +109,7 @@ def test_the_pool_is_of_a_model_that_has_places_for_it() -> None:
     (model,) = load({"config": FOLDER / "tollgate.toml"}, {}).models
     arguments = _arguments(container(ENGINE)["args"][1:])
     assert arguments.served_name == model.name and not model.started
-    assert ENGINE["spec"]["replicas"] <= len(model.joined)
+    assert "replicas" not in ENGINE["spec"], "the planner's decision stays when this is applied"
 
 
 def test_an_engine_keeps_its_certificate_and_gets_its_token_from_a_secret() -> None:
@@ -136,9 +136,33 @@ def test_what_leaves_has_time_to_drain_and_one_leaves_at_a_time() -> None:
     assert budget["spec"]["maxUnavailable"] == 1
 
 
+def test_the_home_may_scale_the_pool_and_nothing_else() -> None:
+    (model,) = load({"config": FOLDER / "tollgate.toml"}, {}).models
+    assert model.kubernetes is not None and model.kubernetes.namespace is None
+    assert model.kubernetes.stateful_set == ENGINE["metadata"]["name"]
+    (role,), (binding,), (account,) = map(of_kind, ("Role", "RoleBinding", "ServiceAccount"))
+    assert role["rules"] == [
+        {
+            "apiGroups": ["apps"],
+            "resources": ["statefulsets/scale"],
+            "resourceNames": [ENGINE["metadata"]["name"]],
+            "verbs": ["get", "patch"],
+        }
+    ]
+    assert binding["roleRef"] == {
+        "apiGroup": role["apiVersion"].partition("/")[0],
+        "kind": "Role",
+        "name": role["metadata"]["name"],
+    }
+    name = account["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": name}]
+    assert account["automountServiceAccountToken"] is False
+    assert (pod(HOME)["serviceAccountName"], "serviceAccountName" in pod(ENGINE)) == (name, False)
+    assert [pod(each)["automountServiceAccountToken"] for each in WORKLOADS] == [True, False]
+
+
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each["metadata"]["name"])
 def test_a_pod_has_no_right_that_it_does_not_need(workload: dict[str, Any]) -> None:
-    assert pod(workload)["automountServiceAccountToken"] is False
     assert pod(workload)["securityContext"]["runAsNonRoot"]
     own = container(workload)["securityContext"]
     assert own["readOnlyRootFilesystem"] and not own["allowPrivilegeEscalation"]

@@ -53,11 +53,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_of(settings: Settings, join_port: int) -> LaunchPlan | None:
     """Return what the settings want of Ray; None: nothing. `join_port`: where engines come."""
-    models = tuple(
-        LaunchedModel.of(each, settings)
-        for each in settings.models
-        if each.joined and each.ray.engines != 0
-    )
+    models = tuple(LaunchedModel.of(each, settings) for each in settings.models if _wants_ray(each))
     if settings.ray is None or not models or settings.fleet.join_listen is None:
         return None
     host = settings.fleet.join_listen.removeprefix("tcp:").rpartition(":")[0]
@@ -74,10 +70,14 @@ def check_ray(settings: Settings) -> None:
     SettingsError."""
     if settings.ray is None:
         return
-    if not any(each.joined and each.ray.engines != 0 for each in settings.models):
+    if not any(map(_wants_ray, settings.models)):
         raise SettingsError("ray: no model lets engines join (`joined`), so Ray has none to start")
     if importlib.util.find_spec("ray") is None:
         raise SettingsError('ray: Ray is not installed here: pip install "tollgate[ray]"')
+
+
+def _wants_ray(model: ModelConfig) -> bool:
+    return bool(model.joined) and model.kubernetes is None and model.ray.engines != 0
 
 
 def read_plan(path: Path) -> LaunchPlan:

@@ -1,5 +1,6 @@
-"""The planner of a home: looks at each model whose `replicas` are a range, decides how many engines
-it has (`decision`, `packing`), and has them started and ended by who runs engines.
+"""The planner of a home: looks at each model with a range of engines, decides how many it has
+(`decision`, `packing`), and has them started and ended by who runs engines: this home, or the
+StatefulSet whose pods they are (`pod_pool`).
 
 It runs beside the supervisor's other work, on no request's path: while it fails or is late there
 are as many engines as there were. One change is under way at a time; looking goes on meanwhile.
@@ -22,6 +23,7 @@ from engine.protocol import ReplicaStatus
 from engine.transport.client import EngineClient
 from foundation.periodic import Periodic
 from foundation.tasks import TaskSet
+from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.planner.decision import (
     Decision,
     PastNeed,
@@ -33,6 +35,8 @@ from gateway.fleet.planner.decision import (
 from gateway.fleet.planner.machine import Machine
 from gateway.fleet.planner.model_watch import Learnt, ModelWatch
 from gateway.fleet.planner.packing import Footprint, PoolClaim, PoolShare, pack
+from gateway.fleet.planner.pod_pool import PodPool
+from gateway.fleet.planner.scale_api import ScaleApi
 from gateway.fleet.planner.view import (
     MAX_CHANGES,
     GivenReason,
@@ -43,6 +47,7 @@ from gateway.fleet.planner.view import (
 from gateway.fleet.sent_work import AskedWork
 from gateway.home import Home
 from gateway.settings.file import PlannerConfig
+from gateway.settings.kubernetes import KubernetesConfig
 from gateway.settings.load import Settings
 from gateway.settings.models import ModelConfig
 
@@ -77,10 +82,15 @@ class _Pool:
         self.problem = ""
         self.shown: int | None = None
         """The number that a dry run said last."""
+        self.is_counted = False
+        """The number of its pods has counted as needed until then."""
+        self.growing: tuple[float, int] | None = None
+        """The time since which so many pods are wanted, some of which have not joined yet."""
 
 
 class Planner:
-    """`settings`: those in force now. `clock`: Unix seconds."""
+    """`settings`: those in force now. `scale_api`: how a StatefulSet is scaled. `clock`: Unix
+    seconds."""
 
     def __init__(
         self,
@@ -90,11 +100,15 @@ class Planner:
         note: Note,
         machine: Machine,
         *,
+        scale_api: Callable[[KubernetesConfig], ScaleApi] = ScaleApi,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._home, self._settings, self._clock = home, settings, clock
         self._scale, self._note, self._machine = scale, note, machine
+        self._scale_api = scale_api
         self._pools: dict[str, _Pool] = {}
+        self._pods: dict[str, PodPool] = {}
+        self._marks: DrainMarks | None = None
         self._clients: dict[str, EngineClient] = {}
         self._learnt = _read_learnt(home.planner_learnt)
         self._kept_at_s = -math.inf
@@ -112,12 +126,14 @@ class Planner:
         finally:
             await self._tasks.close()
             await asyncio.gather(*(client.close() for client in self._clients.values()))
+            if self._marks is not None:
+                self._marks.close()
 
     async def round(self) -> None:
         """Look once, decide, and begin one change."""
         settings, now_s = self._settings(), self._clock()
         config = settings.fleet.planner
-        models = [each for each in settings.models if each.replica_range is not None]
+        models = [each for each in settings.models if each.planned_range is not None]
         await self._follow(models if config.mode != "off" else [], now_s)
         if config.mode == "off" or not models:
             self._home.planner_view.unlink(missing_ok=True)
@@ -125,6 +141,7 @@ class Planner:
                 if model.is_asleep:  # nobody would wake it
                     await self._scale({model.name: 1}, {})
             return
+        models = [each for each in models if self._is_known(each, now_s)]
         seen = {each.name: self._observe(each, now_s) for each in models}
         decisions = {
             each.name: self._decide(each, seen[each.name], settings, config) for each in models
@@ -151,33 +168,93 @@ class Planner:
             if model.name not in self._pools:
                 asked = AskedWork(self._home.asked_of(model.name), adds=False)
                 self._pools[model.name] = _Pool(
-                    asked, now_s, running_of(model), self._learnt.get(model.name)
+                    asked, now_s, len(model.started), self._learnt.get(model.name)
                 )
         names = {each.name for each in models}
         self._pools = {name: pool for name, pool in self._pools.items() if name in names}
+        self._follow_pods(models)
         wanted = {address for each in models for address in each.started}
+        wanted |= {
+            address
+            for each in models
+            if each.kubernetes is not None
+            for address in each.joined
+            if Path(address.removeprefix("unix:")).exists()  # somebody has joined there
+        }
         for address in wanted - self._clients.keys():
             client = self._clients[address] = EngineClient(address)
             client.start()
         gone = [self._clients.pop(address) for address in self._clients.keys() - wanted]
         await asyncio.gather(*(client.close() for client in gone))
 
+    def _follow_pods(self, models: Sequence[ModelConfig]) -> None:
+        """Look after the pods of these models, and of no others."""
+        pods = {}
+        for model in models:
+            if (config := model.kubernetes) is None:
+                continue
+            found = self._pods.get(model.name)
+            if found is None or found.config != config:
+                if self._marks is None:
+                    self._marks = DrainMarks(self._home.drain_marks)
+                api, folder = self._scale_api(config), self._home.join
+                found = PodPool(config, api, folder, self._marks, self._is_idle)
+                self._pools[model.name].is_counted = False
+            pods[model.name] = found
+            if found.is_due:
+                self._tasks.spawn(found.look(model), name=f"look at pods of {model.name}")
+        for name, each in self._pods.items():
+            if pods.get(name) is not each:
+                each.release()
+        self._pods = pods
+
+    def _is_known(self, model: ModelConfig, now_s: float) -> bool:
+        """Tell whether anything can be decided: of pods it has to be known how many there are, or
+        why that is not known."""
+        pods, pool = self._pods.get(model.name), self._pools[model.name]
+        if pods is None:
+            return True
+        if pods.replicas is not None and not pool.is_counted:
+            pool.past, pool.is_counted = (PastNeed(now_s, pods.replicas),), True
+        if pool.growing is not None and self._num_connected(model) >= pool.growing[1]:
+            pool.watch.start_s = now_s - pool.growing[0]
+            pool.watch.grew(now_s)
+            pool.growing = None
+        return pods.has_looked
+
+    def _is_idle(self, address: str) -> bool:
+        client = self._clients.get(address)
+        if client is None or not client.connected:
+            return True
+        return not (client.status.num_running or client.status.num_waiting)
+
+    def _num_connected(self, model: ModelConfig) -> int:
+        found = (self._clients.get(each) for each in model.engines)
+        return sum(client is not None and client.connected for client in found)
+
+    def _running_of(self, model: ModelConfig) -> int:
+        """Return how many engines it has, those that start counted: of pods, those wanted."""
+        pods = self._pods.get(model.name)
+        if pods is None:
+            return len(model.started)
+        return self._num_connected(model) if pods.replicas is None else pods.replicas
+
     def _observe(self, model: ModelConfig, now_s: float) -> PoolObservation:
         pool = self._pools[model.name]
         statuses: list[ReplicaStatus] = [
             client.status
-            for address in model.started
+            for address in (model.started if model.kubernetes is None else model.joined)
             if (client := self._clients.get(address)) is not None and client.connected
         ]
-        return pool.watch.observe(now_s, running_of(model), pool.asked.by_column(), statuses)
+        return pool.watch.observe(now_s, self._running_of(model), pool.asked.by_column(), statuses)
 
     def _decide(
         self, model: ModelConfig, seen: PoolObservation, settings: Settings, config: PlannerConfig
     ) -> Decision:
-        assert model.replica_range is not None
+        assert model.planned_range is not None
         bounds = PoolBounds(
-            least=model.replica_range.least,
-            most=model.replica_range.most,
+            least=model.planned_range.least,
+            most=model.planned_range.most,
             slo=settings.slos.of(model.name, "interactive"),
             target=settings.slo.target,
             cooldown_s=config.cooldown_s,
@@ -195,12 +272,15 @@ class Planner:
         seen: Mapping[str, PoolObservation],
         beside: Sequence[ModelConfig],
     ) -> dict[str, PoolShare]:
+        """Decide how many fit on this machine, of which pods take nothing."""
         machine, available = self._machine, self._machine.available_bytes()
         claims, resident_bytes = [], 0
+        elsewhere = {name: PoolShare(decisions[name].wanted) for name in self._pods.keys() & seen}
         for model in models:
+            if model.replica_range is None:
+                continue
             watch = self._pools[model.name].watch
-            assert model.replica_range is not None
-            running, decision = running_of(model), decisions[model.name]
+            running, decision = len(model.started), decisions[model.name]
             size = watch.engine_bytes or machine.expected_bytes(model, beside)
             resident_bytes += running * size
             work = seen[model.name].load.work_s
@@ -217,7 +297,7 @@ class Planner:
                 )
             )
         room = 2**62 if available is None else int(MEMORY_SHARE * (available + resident_bytes))
-        return pack(claims, Footprint(room, float(machine.num_cores)))
+        return elsewhere | pack(claims, Footprint(room, float(machine.num_cores)))
 
     def _begin_change(
         self,
@@ -230,16 +310,17 @@ class Planner:
         """Begin the change of one model: those that get fewer first, which makes room."""
         changes = []
         for model in models:
-            before, after = running_of(model), packed[model.name].replicas
+            before, after = self._running_of(model), packed[model.name].replicas
             pool = self._pools[model.name]
+            makes_room = after < before and model.kubernetes is None
             if after == before:
-                pool.shown = None
-            elif after < before or now_s >= pool.not_before_s:
+                pool.shown, pool.problem = None, ""
+            elif makes_room or now_s >= pool.not_before_s:
                 changes.append((after - before, model, decisions[model.name]))
         if config.mode == "dry-run":
             for number, model, decision in changes:
                 pool = self._pools[model.name]
-                before = running_of(model)
+                before = self._running_of(model)
                 if pool.shown != before + number:
                     pool.shown = before + number
                     change = self._change(model, before + number, decision, is_done=False)
@@ -248,8 +329,9 @@ class Planner:
             return
         if changes:
             number, model, decision = min(changes, key=lambda each: (each[0], each[1].name))
-            change = self._change(model, running_of(model) + number, decision, is_done=True)
-            self._acting = self._tasks.spawn(self._act(change), name=f"scale {model.name}")
+            after = self._running_of(model) + number
+            change = self._change(model, after, decision, is_done=True)
+            self._acting = self._tasks.spawn(self._act(model, change), name=f"scale {model.name}")
 
     def _change(
         self, model: ModelConfig, after: int, decision: Decision, *, is_done: bool
@@ -257,19 +339,24 @@ class Planner:
         return PlannedChange(
             at=int(self._clock()),
             model=model.name,
-            before=running_of(model),
+            before=self._running_of(model),
             after=after,
             why=decision.why,
             is_done=is_done,
         )
 
-    async def _act(self, change: PlannedChange) -> None:
-        pool, began_s = self._pools[change.model], self._clock()
+    async def _act(self, model: ModelConfig, change: PlannedChange) -> None:
+        pool, pods = self._pools[change.model], self._pods.get(change.model)
+        began_s = self._clock()
         if change.after > change.before:
             pool.watch.grew(began_s)
         log.info("%s: %d -> %d, %s", change.model, change.before, change.after, change.why)
-        wakes_in_s = {name: each.watch.start_s for name, each in self._pools.items()}
-        pool.problem = await self._scale({change.model: change.after}, wakes_in_s)
+        if pods is None:
+            wakes_in_s = {name: each.watch.start_s for name, each in self._pools.items()}
+            pool.problem = await self._scale({change.model: change.after}, wakes_in_s)
+        else:
+            drain_s = self._settings().drain_timeout_s
+            pool.problem = await pods.scale(model, change.before, change.after, drain_s)
         now_s = self._clock()
         if pool.problem:
             log.error("%s stays at %d: %s", change.model, change.before, pool.problem)
@@ -279,7 +366,10 @@ class Planner:
             change = msgspec.structs.replace(change, why=why, is_done=False)
         else:
             pool.failures, pool.not_before_s = 0, -math.inf
-            if change.after > change.before:
+            if pods is not None:
+                grows = change.after > change.before
+                pool.growing = (began_s, change.after) if grows else None
+            elif change.after > change.before:
                 pool.watch.start_s = now_s - began_s
                 pool.watch.grew(now_s)
         self._changes.appendleft(change)
@@ -296,12 +386,12 @@ class Planner:
         planned = []
         for model in models:
             decision, of, pool = decisions[model.name], seen[model.name], self._pools[model.name]
-            assert model.replica_range is not None
+            assert model.planned_range is not None
             planned.append(
                 PlannedModel(
                     model=model.name,
-                    least=model.replica_range.least,
-                    most=model.replica_range.most,
+                    least=model.planned_range.least,
+                    most=model.planned_range.most,
                     running=of.running,
                     wanted=packed[model.name].replicas,
                     reasons=[given(each) for each in decision.reasons],
@@ -309,13 +399,20 @@ class Planner:
                     expected_rate=of.expected_rate,
                     work=of.load.work_s,
                     start_s=pool.watch.start_s,
-                    problem=packed[model.name].problem or pool.problem,
+                    problem=packed[model.name].problem or pool.problem or self._problem_of(model),
                 )
             )
         view = PlannerView(
             mode=config.mode, at=int(self._clock()), models=planned, changes=[*self._changes]
         )
         view.write(self._home.planner_view)
+
+    def _problem_of(self, model: ModelConfig) -> str:
+        """Say what of a model's pods is not as it should be; empty: nothing, or it has none."""
+        pods, number = self._pods.get(model.name), self._num_connected(model)
+        if pods is None or pods.problem or pods.replicas is None:
+            return "" if pods is None else pods.problem
+        return f"{number} of {pods.replicas} have joined" if number < pods.replicas else ""
 
     def _keep(self, models: Sequence[ModelConfig], now_s: float) -> None:
         """Measure the engines and write what was learnt, now and then."""
@@ -334,10 +431,6 @@ class Planner:
         fresh = self._home.planner_learnt.with_suffix(".new")
         fresh.write_bytes(msgspec.json.encode(self._learnt))
         fresh.replace(self._home.planner_learnt)
-
-
-def running_of(model: ModelConfig) -> int:
-    return len(model.started)
 
 
 def given(reason: Reason) -> GivenReason:

@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.options import EngineOptions, Option, engine_options
 from gateway.home import engine_number
+from gateway.settings.changes import changes_between
 from gateway.settings.file import SettingsError
 from gateway.settings.load import SavedSettings, load, restore, save
 from gateway.settings.models import FIRST_JOINED, PACKAGE_ROOT, options_beside, override
@@ -332,6 +333,64 @@ def test_an_engine_of_another_machine_that_cannot_be_is_named(text: str, complai
     write(text)
     with pytest.raises(SettingsError, match=re.escape(f"model[0].{complaint}")):
         load({}, {})
+
+
+PODS = JOIN + ONE + "replicas = 0\njoined = '1..4'\n"
+POOL = "[model.kubernetes]\nstateful_set = 'one'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (PODS, "joined: a range only beside [model.kubernetes]"),
+        (JOIN + ONE + "joined = '1..4'\n" + POOL, "replicas: wants 0 beside a range of engines"),
+        (PODS.replace("1..4", "0..4") + POOL, "joined: '0..4': the least number is 1"),
+        (PODS.replace("1..4", "4..1") + POOL, "joined: '4..1' has its least number behind"),
+        (PODS.replace("1..4", "all") + POOL, "joined: expected a number such as 2, or a range"),
+        (PODS.replace("'1..4'", "4") + POOL, "kubernetes: only beside a range"),
+        (ONE + POOL, "kubernetes: only beside a range"),
+        (PODS + "[model.kubernetes]", "kubernetes.stateful_set: missing"),
+        (PODS + POOL + "namespace = 'a/b'", "kubernetes.namespace: expected a-z, 0-9 and hyphens"),
+        (PODS + POOL.replace("'one'", "'../x'"), "kubernetes.stateful_set: expected a-z, 0-9"),
+        (PODS + POOL.replace("one", 53 * "a"), "kubernetes.stateful_set: expected `str` of length"),
+        (PODS + POOL + "pods = 1", "kubernetes.pods: unknown key"),
+        (PODS + POOL + "[model.ray]\ngpus = 1", "ray: not beside [model.kubernetes]"),
+        (
+            "[[model]]\nname = 'far'\nupstream = 'http://h/v1'\n" + POOL,
+            "kubernetes: only for a model",
+        ),
+        (
+            ONE + "engine = 'unix:/s'\n" + POOL,
+            "kubernetes: only for an engine that is started here",
+        ),
+        (PODS.removeprefix(JOIN) + POOL, "joined: wants fleet.join_listen"),
+    ],
+)
+def test_a_pool_of_kubernetes_that_cannot_be_is_named(text: str, complaint: str) -> None:
+    write(text)
+    with pytest.raises(SettingsError, match=re.escape(f"model[0].{complaint}")):
+        load({}, {})
+
+
+def test_two_models_do_not_scale_one_pool() -> None:
+    write(PODS + POOL + TWO + PODS.removeprefix(JOIN + ONE) + POOL)
+    with pytest.raises(
+        SettingsError, match=r"model\[1\].kubernetes.stateful_set: 'one' is that of"
+    ):
+        load({}, {})
+
+
+def test_a_pool_of_kubernetes_has_places_for_its_most_and_is_shown_as_written() -> None:
+    write(PODS + POOL)
+    settings = load({}, {})
+    [one] = settings.models
+    assert one.kubernetes is not None and one.kubernetes.namespace is None
+    assert (len(one.joined), one.started, str(one.planned_range)) == (4, (), "1..4")
+    save(SavedSettings(number=1, settings=settings), Path("saved.json"))
+    assert restore(Path("saved.json")).settings.models == (one,)
+    write(PODS.replace("1..4", "2..5") + POOL)
+    shown = [str(each) for each in changes_between(settings, load({}, {}))]
+    assert shown == ['~ models.one.joined: "1..4" -> "2..5"']
 
 
 def test_an_engine_of_another_machine_may_be_reached_in_the_clear() -> None:
