@@ -14,13 +14,12 @@ from typing import Any
 import click
 import msgspec
 
-from gateway.cli.observe.top import percent
+from gateway.cli.observe.top import draw_again, percent, with_interval
 from gateway.cli.shared.tables import (
     ABSENT,
     Column,
     Output,
     lay_out,
-    open_console,
     show,
     styled_lines,
     with_output,
@@ -73,14 +72,7 @@ COLUMNS = (
 @click.command(epilog=examples("tollgate fleet top", "tollgate fleet top --once --json"))
 @with_gateway
 @with_output
-@click.option("--once", is_flag=True, help="Measure one interval, print it and end.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.2, 60),
-    default=1.0,
-    show_default=True,
-    help="Seconds between two looks.",
-)
+@with_interval
 async def top(gateway: Gateway, once: bool, interval: float, output: Output) -> None:
     """Show each replica as it is now, until Ctrl-C.
 
@@ -106,31 +98,28 @@ async def look(gateway: Gateway) -> FleetLook:
 async def draw(gateway: Gateway, before: FleetLook, interval: float) -> None:
     """Draw anew after each interval until interrupted. A gateway that is away meanwhile is looked
     for again: who watches a fleet watches it start again, too."""
-    from rich.live import Live
     from rich.text import Text
 
-    console = open_console()
     rows = rows_of(before, before)
-    try:
-        with Live(Text("Measuring."), console=console, auto_refresh=False, screen=False) as live:
-            while True:
-                await asyncio.sleep(interval)
-                problem = ""
-                try:
-                    after = await look(gateway)
-                except GatewayError as error:
-                    if not error.is_unreachable:
-                        raise
-                    problem = "  (unreachable: the last that was seen)"
-                else:
-                    rows, before = rows_of(before, after), after
-                at = time.strftime("%H:%M:%S", time.gmtime())
-                lines = [Text(f"{at} UTC  {summary_of(rows)}{problem}")]
-                if rows:
-                    lines += styled_lines(lay_out(rows, COLUMNS, console.width)[0])
-                live.update(Text("\n").join(lines), refresh=True)
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return
+
+    async def measure(width: int) -> Text:
+        nonlocal rows, before
+        problem = ""
+        try:
+            after = await look(gateway)
+        except GatewayError as error:
+            if not error.is_unreachable:
+                raise
+            problem = "  (unreachable: the last that was seen)"
+        else:
+            rows, before = rows_of(before, after), after
+        at = time.strftime("%H:%M:%S", time.gmtime())
+        lines = [Text(f"{at} UTC  {summary_of(rows)}{problem}")]
+        if rows:
+            lines += styled_lines(lay_out(rows, COLUMNS, width)[0])
+        return Text("\n").join(lines)
+
+    await draw_again(measure, interval)
 
 
 def summary_of(rows: Iterable[Mapping[str, Any]]) -> str:

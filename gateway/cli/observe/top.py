@@ -6,8 +6,8 @@ import asyncio
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
@@ -23,6 +23,9 @@ from gateway.cli.shared.target import (
 )
 from gateway.net.listener import is_loopback, origin
 from gateway.settings.load import Settings
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 TIMEOUT_S = 10.0
 MAX_METRICS_BYTES = 64 * 1024 * 1024
@@ -57,17 +60,26 @@ class Sample(msgspec.Struct, frozen=True):
     values: Mapping[str, Mapping[str, float]]
 
 
+def with_interval(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --once and --interval to a command that measures again and again."""
+    for option in (
+        click.option(
+            "--interval",
+            type=click.FloatRange(0.2, 60),
+            default=1.0,
+            show_default=True,
+            help="Seconds between two looks.",
+        ),
+        click.option("--once", is_flag=True, help="Measure one interval, print it and end."),
+    ):
+        command = option(command)
+    return command
+
+
 @click.command(epilog=examples("tollgate top", "tollgate top --once --json"))
 @with_target
 @with_output
-@click.option("--once", is_flag=True, help="Measure one interval, print it and end.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.2, 60),
-    default=1.0,
-    show_default=True,
-    help="Seconds between two looks.",
-)
+@with_interval
 @click.option(
     "--metrics",
     "address",
@@ -106,21 +118,31 @@ def origin_of_metrics(settings: Settings, target: GatewayTarget) -> str:
 
 async def draw(target: GatewayTarget, url: str, before: Sample, interval: float) -> None:
     """Draw anew after each interval until interrupted."""
-    from rich.live import Live
     from rich.text import Text
+
+    async def measure(width: int) -> Text:
+        nonlocal before
+        after = await look(target, url)
+        rows, before = rates(before, after), after
+        lines = [f"{target.base}  {time.strftime('%H:%M:%S', time.gmtime())} UTC"]
+        if rows:
+            lines += lay_out(rows, COLUMNS, width)[0].lines()
+        return Text("\n".join(lines))
+
+    await draw_again(measure, interval)
+
+
+async def draw_again(measure: Callable[[int], Awaitable[Text]], interval: float) -> None:
+    """Draw what `measure` returns for the terminal's width, after each interval until
+    interrupted."""
+    from rich.live import Live
 
     console = open_console()
     try:
-        with Live(Text("Measuring."), console=console, auto_refresh=False, screen=False) as live:
+        with Live("Measuring.", console=console, auto_refresh=False, screen=False) as live:
             while True:
                 await asyncio.sleep(interval)
-                after = await look(target, url)
-                rows = rates(before, after)
-                lines = [f"{target.base}  {time.strftime('%H:%M:%S', time.gmtime())} UTC"]
-                if rows:
-                    lines += lay_out(rows, COLUMNS, console.width)[0].lines()
-                live.update(Text("\n".join(lines)), refresh=True)
-                before = after
+                live.update(await measure(console.width), refresh=True)
     except (KeyboardInterrupt, asyncio.CancelledError):
         return
 
