@@ -14,13 +14,16 @@
     planner    how many replicas a planner keeps through a spike, beside other scalers
     rollout    how soon a worse version is taken back, and how often one that is not worse
 
-A command says what each of its goals is, and whether it is met; its exit status is 1 if one is not.
+A command says what each of its goals is, and whether it is met; its exit status is 1 if one is not,
+and 2 if a trace (`--trace`) cannot be read.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+
+from bench.fleet.trace import TraceError
 
 COMMANDS = {
     "routers": "bench.fleet.routers",
@@ -47,7 +50,11 @@ def main() -> int:
             f"{__doc__}\n{command or 'no command'}: one of {', '.join(COMMANDS)}", file=sys.stderr
         )
         return 2
-    status: int = importlib.import_module(COMMANDS[command]).main(command, arguments)
+    try:
+        status: int = importlib.import_module(COMMANDS[command]).main(command, arguments)
+    except TraceError as error:
+        print(error, file=sys.stderr)
+        return 2
     return status
 
 

@@ -67,7 +67,7 @@ def _take(fresh: Iterator[int], number: int) -> list[int]:
 
 
 def main(command: str, arguments: list[str]) -> int:
-    asked = parser_of(command, __doc__ or "").parse_args(arguments)
+    asked = parser_of(command, __doc__ or "", takes_trace=False).parse_args(arguments)
     setup = FleetSetup(cost=gpu_cost())
     if command == "paced":
         setup = msgspec.structs.replace(setup, num_replicas=2)

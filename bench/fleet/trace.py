@@ -40,7 +40,7 @@ class TraceError(ValueError):
 class _Line(msgspec.Struct):
     timestamp: Annotated[float, Meta(ge=0)]
     input_length: Annotated[int, Meta(ge=1)]
-    output_length: Annotated[int, Meta(ge=1)]
+    output_length: Annotated[int, Meta(ge=0)]
     hash_ids: list[int]
 
 
@@ -138,28 +138,37 @@ class TraceStatistics(msgspec.Struct, frozen=True):
 
 
 def read_trace(path: Path) -> list[TracedRequest]:
-    """Read Mooncake's JSONL. Requests of one timestamp are spread evenly until the next one.
-    Raises: TraceError, OSError."""
+    """Read Mooncake's JSONL, its first request at 0. Requests of one timestamp are spread evenly
+    until the next one; an answer has a token at least, the one that the prompt brings. Raises:
+    TraceError."""
     decoder = msgspec.json.Decoder(_Line)
     lines: list[_Line] = []
-    with path.open("rb") as file:
-        for number, text in enumerate(file, 1):
-            if not text.strip():
-                continue
-            try:
-                line = decoder.decode(text)
-            except msgspec.MsgspecError as error:
-                raise TraceError(f"{path}:{number}: {error}") from None
-            wanted = -(-line.input_length // BLOCK_TOKENS)
-            if len(line.hash_ids) != wanted:
-                raise TraceError(
-                    f"{path}:{number}: hash_ids has {len(line.hash_ids)} blocks; input_length "
-                    f"{line.input_length} makes {wanted}"
-                )
-            lines.append(line)
+    try:
+        with path.open("rb") as file:
+            for number, text in enumerate(file, 1):
+                if text.strip():
+                    lines.append(_read_line(decoder, text, f"{path}:{number}", number))
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from None
     if not lines:
         raise TraceError(f"{path}: no request")
     return [*_spread(sorted(lines, key=lambda line: line.timestamp))]
+
+
+def _read_line(decoder: msgspec.json.Decoder[_Line], text: bytes, place: str, number: int) -> _Line:
+    try:
+        line = decoder.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise TraceError(f"{place}: {error}") from None
+    wanted, found = -(-line.input_length // BLOCK_TOKENS), len(line.hash_ids)
+    if found == line.input_length // BLOCK_TOKENS < wanted:
+        line.hash_ids.append(-number)  # the end of the prompt, which is nobody else's
+    elif found != wanted:
+        raise TraceError(
+            f"{place}: hash_ids has {found} blocks; input_length {line.input_length} makes {wanted}"
+        )
+    line.output_length = max(1, line.output_length)
+    return line
 
 
 def write_trace(requests: Iterable[TracedRequest], path: Path) -> None:
@@ -177,9 +186,10 @@ def write_trace(requests: Iterable[TracedRequest], path: Path) -> None:
 
 def _spread(lines: list[_Line]) -> Iterator[TracedRequest]:
     groups = [[*group] for _, group in groupby(lines, key=lambda line: line.timestamp)]
+    began = lines[0].timestamp
     for group, following in zip(groups, [*groups[1:], None], strict=True):
-        start_s = group[0].timestamp / 1000
-        end_s = start_s + GRID_S if following is None else following[0].timestamp / 1000
+        start_s = (group[0].timestamp - began) / 1000
+        end_s = start_s + GRID_S if following is None else (following[0].timestamp - began) / 1000
         for at, line in enumerate(group):
             arrival_s = start_s + (end_s - start_s) * at / len(group)
             yield TracedRequest(
@@ -263,6 +273,6 @@ def statistics_of(requests: Sequence[TracedRequest]) -> TraceStatistics:
         blocks=len(uses),
         used_once=sum(times == 1 for times in uses.values()) / len(uses),
         first_blocks=len({each.hash_ids[0] for each in requests}),
-        most_used=max(shared),
+        most_used=max(shared, default=0),
         hits=(total - len(uses)) / total,
     )

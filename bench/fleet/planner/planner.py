@@ -25,7 +25,7 @@ from bench.fleet.planner.scalers import (
 )
 from bench.fleet.report import limit_by_length
 from bench.fleet.routers import gpu_cost, parser_of, traces_of
-from bench.fleet.trace import CONVERSATION, TracedRequest
+from bench.fleet.trace import CONVERSATION, TracedRequest, TraceError
 from gateway.fleet.planner.decision import PoolBounds
 from gateway.lanes import Slo
 from gateway.settings.file import PlannerConfig
@@ -164,10 +164,10 @@ def main(command: str, arguments: list[str]) -> int:
         cooldown_s=asked.cooldown,
         idle_s=defaults.idle_s,
     )
-    runs = [
-        compare(with_spike(each, asked.times, asked.spike), setup, bounds)
-        for each in traces_of(asked, CONVERSATION)
-    ]
+    traces = traces_of(asked, CONVERSATION)
+    if not all(each[-1].arrival_s for each in traces):
+        raise TraceError(f"{asked.trace or 'the trace'}: all requests come at once")
+    runs = [compare(with_spike(each, asked.times, asked.spike), setup, bounds) for each in traces]
     print(f"{'':<24} objective met (worst)  refused   late   slow  hours  x most starts")
     for name in runs[0]:
         print(f"{name:<24} {line_of([each[name] for each in runs], [e[KNOWING] for e in runs])}")

@@ -76,16 +76,88 @@ def test_requests_of_one_timestamp_are_spread_until_the_next(tmp_path: Path) -> 
     ("line", "said"),
     [
         ('{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}', "input_length"),
-        ('{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}', "hash_ids"),
+        ('{"timestamp": 0, "input_length": 1025, "output_length": 1, "hash_ids": [1]}', "hash_ids"),
         ("no JSON", ":1:"),
+        ("[1]", ":1:"),
+        ("\udcff", ":1:"),
         ("", "no request"),
     ],
 )
 def test_a_line_that_is_none_is_named(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "trace.jsonl"
-    path.write_text(line + "\n")
+    path.write_text(line + "\n", errors="surrogateescape")
     with pytest.raises(TraceError, match=said):
         read_trace(path)
+
+
+LINE = '{"timestamp": %d, "input_length": %d, "output_length": %d, "hash_ids": %s}\n'
+
+
+def test_a_trace_begins_at_its_first_request_and_may_leave_out_the_end_of_a_prompt(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = [LINE % (1_700_000_003_000, 1030, 0, [7, 8]), LINE % (1_700_000_000_000, 512, 3, [7])]
+    path.write_text("".join(lines))
+    first, second = read_trace(path)
+    assert (first.arrival_s, second.arrival_s) == (0.0, 3.0)
+    assert len(second.hash_ids) == 3 and second.output_length == 1
+
+
+@pytest.mark.parametrize("number", [1, 60])
+def test_commands_take_a_trace_however_short(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(LINE % (0, 600, 9, [0, at]) for at in range(number)))
+    for name in ("routers", "overload", "roles", "planner"):
+        monkeypatch.setattr("sys.argv", ["bench.fleet", name, "--trace", str(path)])
+        status = command.main()
+        assert status == 2 if name == "planner" and number == 1 else status in (0, 1), name
+    assert "G1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "No such file"),
+        ("{", ":1:"),
+        ("", "no request"),
+        (LINE % (0, 900_000, 1, [*range(1758)]), "900001 tokens"),
+    ],
+)
+def test_a_trace_that_cannot_be_run_is_one_line(
+    tmp_path: Path,
+    text: str | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr("sys.argv", ["bench.fleet", "routers", "--trace", str(path)])
+    assert command.main() == 2
+    told = capsys.readouterr()
+    assert said in told.err and told.err.count("\n") == 1 and not told.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["routers", "--speed", "0"],
+        ["routers", "--seeds", "0"],
+        ["routers", "--routers", "nobody"],
+        ["hot", "--trace", "trace.jsonl"],
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench.fleet", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        command.main()
+    assert stopped.value.code == 2
 
 
 def test_a_run_is_the_same_each_time() -> None:
