@@ -244,6 +244,12 @@ FLEET = Dashboard(
             text="Of models with a range of engines; `tollgate fleet plan` says why.",
         ),
         Panel(
+            "Organizations on the new version",
+            [("{{model}}", f"max by (model) (tollgate_rollout_share{{{MODEL}}})")],
+            "percentunit",
+            "Of rollouts under way; `tollgate models rollout status` says what was seen.",
+        ),
+        Panel(
             "Requests as the planner expects them",
             [
                 (
@@ -328,6 +334,15 @@ FLEET = Dashboard(
             "KV read from other engines",
             [("{{model}}", rate("tollgate_kv_fetched_bytes", "model", where=MODEL))],
             "Bps",
+        ),
+        Panel(
+            "Seconds to read KV from another engine",
+            [
+                ("{{model}} first", f"max by (model) (tollgate_kv_read_start_seconds{{{MODEL}}})"),
+                ("{{model}} token", f"max by (model) (tollgate_kv_read_token_seconds{{{MODEL}}})"),
+            ],
+            "s",
+            "As engines have learnt: a beginning is read where that is quicker than computing it.",
         ),
         Panel("KV kept for other engines", [("{{model}}", of_model("tollgate_kv_held_blocks"))]),
         Panel(

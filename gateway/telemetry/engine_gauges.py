@@ -122,6 +122,20 @@ ENGINE_GAUGES = {
 }
 """By the field of `ReplicaStatus`: the metric that shows it, its help text and what to do about it.
 Every worker hears the same engine, so the most recent word is the right one."""
+READ_GAUGES = {
+    "read_s": (
+        "kv_read_start_seconds",
+        "Until the first tokens that an engine reads of another are there, as it has learnt.",
+        "Above what a step takes: short beginnings are computed instead.",
+    ),
+    "read_token_s": (
+        "kv_read_token_seconds",
+        "Seconds that an engine takes to read the KV of a token from another, as it has learnt.",
+        "Above what computing a token takes (`prompt_token_s` of `tollgate fleet status --json`): "
+        "nothing is read.",
+    ),
+}
+"""The same by the field of `PeerStatus`; zero of engines that read nothing of others."""
 INDEX_GAUGES = (
     (
         "fleet_index_entries",
@@ -174,6 +188,10 @@ class EngineGauges:
             field: group.gauge(name, text, "model", "replica", do=do, mode="mostrecent")
             for field, (name, text, do) in ENGINE_GAUGES.items()
         }
+        self._reads = {
+            field: group.gauge(name, text, "model", "replica", do=do, mode="mostrecent")
+            for field, (name, text, do) in READ_GAUGES.items()
+        }
         self._index = [
             group.gauge(name, text, do=do, mode="mostrecent") for name, text, do in INDEX_GAUGES
         ]
@@ -182,6 +200,8 @@ class EngineGauges:
     def show(self, model: str, replica: str, status: ReplicaStatus) -> None:
         for field, gauge in self.gauges.items():
             gauge.labels(model, replica).set(getattr(status, field))
+        for field, gauge in self._reads.items():
+            gauge.labels(model, replica).set(getattr(status.peer, field, 0.0))
 
     def show_index(self, state: tuple[int, float, float] | None) -> None:
         """Show the index's entries, lag and silence. None: there is none, or no more."""
@@ -193,5 +213,5 @@ class EngineGauges:
     def zero(self, gone: Iterable[tuple[str, str]]) -> None:
         """Set what was told of replicas that are gone, by model and name, to zero."""
         for model, replica in gone:
-            for gauge in self.gauges.values():
+            for gauge in (*self.gauges.values(), *self._reads.values()):
                 gauge.labels(model, replica).set(0)

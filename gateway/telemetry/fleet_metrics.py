@@ -1,8 +1,9 @@
 """Counts how requests find their engines: why each was chosen, how predictions turned out, and who
-was refused for coming too late; and how cells divide limits."""
+was refused for coming too late; how far rollouts are; and how cells divide limits."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal
 
@@ -75,11 +76,24 @@ class FleetMetrics:
             do="A larger share of all tokens than of all requests: the long ones are refused; "
             "raise `ttft_per_prefill`.",
         )
+        self._make_rollout_metrics(group)
         self.pools = PoolGauges(group)
         self._make_cell_metrics(group)
         self.routes_of = lru_cache(MAX_CHILDREN)(fleet_routes.labels)
         self.prediction_errors_of = lru_cache(MAX_CHILDREN)(prediction_errors.labels)
         self.status_ages_of = lru_cache(MAX_CHILDREN)(status_ages.labels)
+
+    def _make_rollout_metrics(self, group: MetricGroup) -> None:
+        self._rollout_shares = group.gauge(
+            "rollout_share",
+            "The share of organizations, 0 to 1, that a rollout under way gives the new version of "
+            "a model.",
+            "model",
+            do="Zero amid a rollout: the version was worse and is taken back, see "
+            "`tollgate models rollout status`.",
+            mode="mostrecent",
+        )
+        self._shown_shares: Mapping[str, float] = {}
 
     def _make_cell_metrics(self, group: MetricGroup) -> None:
         self._cell_rounds = group.counter(
@@ -96,6 +110,12 @@ class FleetMetrics:
         """Count a request that came too late. `num_tokens`: of its prompt."""
         self._rejections.labels(model, lane).inc()
         self._rejected_tokens.labels(model, lane).inc(num_tokens)
+
+    def show_rollouts(self, shares: Mapping[str, float]) -> None:
+        """Show the share of each model's rollout, and zero of those that have ended."""
+        for model in self._shown_shares.keys() | shares.keys():
+            self._rollout_shares.labels(model).set(shares.get(model, 0.0))
+        self._shown_shares = shares
 
     def cell_event(self, event: str) -> None:
         self._cell_rounds.labels(event).inc()

@@ -10,6 +10,7 @@ import pytest
 
 from engine.fairness import LANE_WEIGHTS
 from engine.fake.engine import FAKE_CONFIG, FakeCore
+from engine.protocol import PeerStatus
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.generation_events import MeteredUsage, RawBody, RawChunk, ReplicaEvent, TextDelta
 from gateway.lanes import Priority
@@ -23,6 +24,33 @@ def test_the_size_of_an_engines_cache_is_measured() -> None:
     telemetry.engine_status("m", "m/1", status)
     line = f'tollgate_kv_cache_blocks{{model="m",replica="m/1"}} {float(status.num_blocks)}'
     assert line in telemetry.render().content.decode().splitlines()
+
+
+def test_what_reading_from_other_engines_takes_is_measured() -> None:
+    alone = FakeCore(FAKE_CONFIG).status()
+    peer = PeerStatus(address="unix:/kv", layout=b"", read_s=0.01, read_token_s=0.001)
+    telemetry = Telemetry(models=["m"])
+
+    def shown() -> list[float | None]:
+        value, labels = telemetry.registry.get_sample_value, {"model": "m", "replica": "m/1"}
+        return [value(f"tollgate_kv_read_{part}_seconds", labels) for part in ("start", "token")]
+
+    telemetry.engine_status("m", "m/1", msgspec.structs.replace(alone, peer=peer))
+    assert shown() == [0.01, 0.001]
+    telemetry.engine_status("m", "m/1", alone)
+    assert shown() == [0, 0]
+
+
+def test_the_share_of_a_rollout_is_shown_until_it_ends() -> None:
+    telemetry = Telemetry(models=["m"])
+
+    def shown() -> float | None:
+        return telemetry.registry.get_sample_value("tollgate_rollout_share", {"model": "m"})
+
+    telemetry.fleet.show_rollouts({"m": 0.25})
+    assert shown() == 0.25
+    telemetry.fleet.show_rollouts({})
+    assert shown() == 0
 
 
 def test_guesses_of_an_engine_are_measured() -> None:

@@ -152,6 +152,10 @@ class Services(msgspec.Struct, kw_only=True):
         )
         view = self.planner_view()
         self.telemetry.fleet.pools.show_plans(() if view is None else view.models)
+        shares = self.generation.fleet.versions.shares
+        self.telemetry.fleet.show_rollouts(
+            {each.rollout.model: each.rollout.percent / 100 for each in shares}
+        )
         replicas = [(model, each) for model, engines in self.engines.items() for each in engines]
         self.telemetry.zero_gone(engines=replicas, rooms=self.rooms)
         servers, upstreams = ((), []) if self.mcp is None else self.mcp.health_by_server()
