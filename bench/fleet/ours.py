@@ -63,7 +63,7 @@ class PredictedTime:
         is_late = self.slo is not None and choice.least_s > self._limit_s(fate, self.slo)
         view, found = views[choice.order[0]], candidates[choice.order[0]]
         prompt = Prompt(asked.input_length - found.cached, found.cached)
-        self.note(view.price.idle_seconds(prompt.missing), is_late=is_late)
+        self.note(prompt, view.price.idle_seconds(prompt.missing), is_late=is_late)
         if is_late:
             return None
         view.send(prompt, "interactive")
@@ -71,8 +71,8 @@ class PredictedTime:
         self._raw[id(fate)] = found.predicted_s / factor
         return self.serving[choice.order[0]]
 
-    def note(self, prompt_s: float, *, is_late: bool) -> None:
-        """Hear what the prompt of a request would take an idle replica, and whether it is refused;
+    def note(self, prompt: Prompt, prompt_s: float, *, is_late: bool) -> None:
+        """Hear of a request's prompt what it would take an idle replica, and whether it is refused;
         for who plans by it."""
 
     def choice_of(

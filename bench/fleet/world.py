@@ -47,7 +47,8 @@ class FleetSetup(msgspec.Struct, frozen=True, kw_only=True):
     num_prefill: int = 0
     """So many of the replicas, the first ones, compute prompts for the others."""
     read_token_s: float = 0.0
-    """Seconds to read the KV of a token from another replica."""
+    """Seconds to read the KV of a token from another replica, of which one prompt is read after the
+    other."""
 
 
 @dataclass(slots=True)
@@ -207,6 +208,8 @@ class SimulatedReplica:
             )
         self.moved: deque[RequestFate] = deque()
         """Requests with a first token that another replica is to go on with."""
+        self.is_read_until_s = 0.0
+        """The end of all reads of it by others that have begun."""
         self.begun: deque[RequestFate] = deque()
         """Requests with a first token of which nobody has heard yet."""
 
@@ -408,23 +411,29 @@ class FleetWorld:
             for replica in self.replicas:
                 replica.run(until_s)
                 self._tell_begun(replica, router, until_s)
-                self._moving.extend(replica.moved)
-                replica.moved.clear()
+                self._begin_moves(replica)
             self._now_s = until_s
             if self._moving:
                 self._move(cast("RoleRouter", router))
+
+    def _begin_moves(self, replica: SimulatedReplica) -> None:
+        """Have the prompts read that a replica computed for others, one after the other."""
+        for fate in replica.moved:
+            fate.computed = (fate.asked.input_length - 1) // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
+            begins_s = max(fate.first_s, replica.is_read_until_s)
+            fate.came_s = begins_s + READ_S + self.setup.read_token_s * fate.computed
+            replica.is_read_until_s = fate.came_s
+            self._moving.append(fate)
+        replica.moved.clear()
 
     def _move(self, router: RoleRouter) -> None:
         """Let others go on with those whose KV they have by now."""
         still: list[RequestFate] = []
         for fate in self._moving:
-            front = (fate.asked.input_length - 1) // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
-            ready_s = fate.first_s + READ_S + self.setup.read_token_s * front
-            if ready_s > self._now_s:
+            if fate.came_s > self._now_s:
                 still.append(fate)
                 continue
             fate.replica = router.choose_next(fate, self._now_s)
-            fate.computed, fate.came_s = front, ready_s
             self.replicas[fate.replica].add(fate)
         self._moving = still
 

@@ -14,10 +14,12 @@ from engine.fairness import LANE_RANKS
 from engine.protocol import Lane
 from gateway.fleet.shared_sums import SharedSums
 
-AskedColumn = Literal["requests", "seconds", "squares", "late", "batch_requests", "batch_seconds"]
+AskedColumn = Literal[
+    "requests", "seconds", "squares", "tokens", "late", "batch_requests", "batch_seconds"
+]
 """`seconds`: that prompts take an idle engine, what it has of them cached left out; `squares`: of
-each of these. `late`: requests whose first token was predicted later than it may be. The last two
-are of batches, which the first four leave out."""
+each of these; `tokens`: those that it has not cached. `late`: requests whose first token was
+predicted later than it may be. The last two are of batches, which the others leave out."""
 
 
 class SentWork(SharedSums[Lane]):
@@ -39,8 +41,10 @@ class AskedWork(SharedSums[AskedColumn]):
         """Return what was ever counted, by column."""
         return dict(zip(self.columns, self.totals(), strict=True))
 
-    def note(self, lane: Lane, prompt_s: float = 0.0, *, is_late: bool = False) -> None:
-        """Count one request. `prompt_s`: 0: nobody knows."""
+    def note(
+        self, lane: Lane, prompt_s: float = 0.0, *, tokens: int = 0, is_late: bool = False
+    ) -> None:
+        """Count one request. `prompt_s`: 0: nobody knows. `tokens`: of its prompt, not cached."""
         if lane == "batch":
             self.add("batch_requests", 1)
             self.add("batch_seconds", prompt_s)
@@ -48,5 +52,6 @@ class AskedWork(SharedSums[AskedColumn]):
         self.add("requests", 1)
         self.add("seconds", prompt_s)
         self.add("squares", prompt_s * prompt_s)
+        self.add("tokens", tokens)
         if is_late:
             self.add("late", 1)

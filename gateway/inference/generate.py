@@ -220,7 +220,8 @@ def note_asked(call: GenerationCall, route: Route, routed: RoutedRequest) -> Non
     if slo is not None and routed.predicted_s is not None and routed.error is not None:
         limit_s = slo.first_token_limit_s(routed.idle_prefill_s)
         is_late = routed.predicted_s * routed.error.factor > limit_s
-    route.asked.note(call.priority.lane, routed.prompt_s, is_late=is_late)
+    tokens = 0 if routed.prompt is None else routed.prompt.missing
+    route.asked.note(call.priority.lane, routed.prompt_s, tokens=tokens, is_late=is_late)
 
 
 def refuse_what_comes_too_late(

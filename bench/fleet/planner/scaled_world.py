@@ -16,6 +16,7 @@ from bench.fleet.ours import PredictedTime
 from bench.fleet.trace import TracedRequest
 from bench.fleet.world import NUM_WORKERS, FleetSetup, FleetWorld, RequestFate, SimulatedReplica
 from engine.protocol import ReplicaStatus
+from gateway.fleet.predicted_time import Prompt
 from gateway.fleet.sent_work import AskedWork
 from gateway.lanes import Slo
 
@@ -65,8 +66,8 @@ class CountedRouting(PredictedTime):
         super().heard(replica, status, now_s)
         self.statuses[replica] = status
 
-    def note(self, prompt_s: float, *, is_late: bool) -> None:
-        self.asked.note("interactive", prompt_s, is_late=is_late)
+    def note(self, prompt: Prompt, prompt_s: float, *, is_late: bool) -> None:
+        self.asked.note("interactive", prompt_s, tokens=prompt.missing, is_late=is_late)
 
 
 class ScaledWorld(FleetWorld):

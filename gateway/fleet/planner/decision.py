@@ -14,7 +14,13 @@ from typing import Literal
 
 import msgspec
 
-from gateway.fleet.planner.sizing import PoolLoad, late_share, replicas_needed, roles_needed
+from gateway.fleet.planner.sizing import (
+    PoolLoad,
+    PromptTransfer,
+    late_share,
+    replicas_needed,
+    roles_needed,
+)
 from gateway.lanes import Slo
 
 CLEAR_S = 20.0
@@ -158,7 +164,7 @@ def _reasons(seen: PoolObservation, bounds: PoolBounds) -> list[Reason]:
         if roles is not None:
             prefill, decode = roles
             text = f"prefill = {prefill} and decode = {decode} are expected to do for what comes"
-            found.append(Reason("roles", prefill + decode, text))
+            found.append(Reason("roles", prefill + decode, f"{text}: {said_of(load.transfer)}"))
     too_much_s = seen.waiting_s - seen.running * bounds.slo.ttft_s
     if too_much_s > 0:
         waiting = math.ceil(load.work_s + too_much_s / CLEAR_S)
@@ -178,6 +184,14 @@ def _reasons(seen: PoolObservation, bounds: PoolBounds) -> list[Reason]:
         found.append(_of_the_last(seen, bounds))
     found.append(Reason("least", bounds.least, f"the settings want {bounds.least} at least"))
     return found
+
+
+def said_of(transfer: PromptTransfer | None) -> str:
+    """Say how long a prompt takes to be read, and how that is known."""
+    if transfer is None:
+        return "no replica can read what another one computed"
+    how = "as learnt here" if transfer.is_learnt else "as assumed, nothing was read here yet"
+    return f"{transfer.seconds:.3g} s to read {transfer.tokens:.0f} tokens of a prompt, {how}"
 
 
 def _of_the_last(seen: PoolObservation, bounds: PoolBounds) -> Reason:

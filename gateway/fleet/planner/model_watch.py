@@ -16,7 +16,7 @@ import msgspec
 from engine.protocol import ReplicaStatus, StepCosts
 from gateway.fleet.planner.decision import PoolObservation
 from gateway.fleet.planner.forecast import Forecast
-from gateway.fleet.planner.sizing import PoolLoad
+from gateway.fleet.planner.sizing import PoolLoad, PromptTransfer
 from gateway.fleet.predicted_time import UNTOLD, StepPrice
 from gateway.fleet.sent_work import AskedColumn
 
@@ -39,6 +39,9 @@ class Learnt(msgspec.Struct, kw_only=True):
     """See `Forecast`."""
     engine_bytes: int | None = None
     """The memory of one of its engines, as measured; None: none was."""
+    reading: tuple[float, float] | None = None
+    """Seconds until the first tokens that an engine reads of another are there, and for each token;
+    None: none was read."""
 
 
 class _Mix(msgspec.Struct):
@@ -47,6 +50,7 @@ class _Mix(msgspec.Struct):
     requests: float = 0.0
     seconds: float = 0.0
     squares: float = 0.0
+    prompt_tokens: float = 0.0
     all_requests: float = 0.0
     """Batches included, as in the tokens."""
     tokens: float = 0.0
@@ -63,6 +67,9 @@ class ModelWatch:
     def __init__(self, now_s: float, learnt: Learnt | None = None) -> None:
         learnt = learnt or Learnt()
         self.start_s, self.engine_bytes = learnt.start_s, learnt.engine_bytes
+        self._reading = learnt.reading
+        self._assumed_reading: tuple[float, float] | None = None
+        """None: no engine can read another one's blocks."""
         self.forecast = Forecast(learnt.profile)
         self._at_s = self._busy_at_s = now_s
         self._grown_at_s = -math.inf
@@ -77,7 +84,10 @@ class ModelWatch:
     @property
     def learnt(self) -> Learnt:
         return Learnt(
-            start_s=self.start_s, profile=self.forecast.profile, engine_bytes=self.engine_bytes
+            start_s=self.start_s,
+            profile=self.forecast.profile,
+            engine_bytes=self.engine_bytes,
+            reading=self._reading,
         )
 
     def grew(self, now_s: float) -> None:
@@ -95,6 +105,7 @@ class ModelWatch:
         interval_s = max(1e-3, now_s - self._at_s)
         self._at_s = now_s
         self._learn_costs(statuses)
+        self._learn_reading(statuses)
         rate = self._count(now_s, interval_s, asked, statuses)
         self.forecast.observe(now_s, rate, interval_s)
         if any(each.num_running or each.num_waiting for each in statuses):
@@ -141,6 +152,7 @@ class ModelWatch:
         mix.requests += fresh["requests"]
         mix.seconds += fresh["seconds"]
         mix.squares += fresh["squares"]
+        mix.prompt_tokens += fresh["tokens"]
         mix.all_requests += fresh["requests"] + fresh["batch_requests"]
         mix.tokens += max(0, tokens)
         self._lately.append((now_s, fresh["requests"], fresh["late"]))
@@ -160,6 +172,26 @@ class ModelWatch:
             context = sum(each.context_tokens for each in learnt) / decodes
             self._token_s = costs.decode_s + costs.context_token_s * context
 
+    def _learn_reading(self, statuses: Sequence[ReplicaStatus]) -> None:
+        """Learn of the engine that read most of others; all say what they assume until then."""
+        peers = [(each.fetched_tokens, each.peer) for each in statuses if each.peer is not None]
+        self._assumed_reading = None
+        if peers:
+            read_tokens, peer = max(peers, key=lambda each: each[0])
+            self._assumed_reading = peer.read_s, peer.read_token_s
+            if read_tokens:
+                self._reading = self._assumed_reading
+
+    def _transfer(self) -> PromptTransfer | None:
+        """Return what reading a prompt takes; None: no engine can, or nobody knows the prompts."""
+        if self._assumed_reading is None or not self._mix.requests:
+            return None
+        read_s, token_s = self._reading or self._assumed_reading
+        tokens = self._mix.prompt_tokens / self._mix.requests
+        return PromptTransfer(
+            seconds=read_s + token_s * tokens, tokens=tokens, is_learnt=self._reading is not None
+        )
+
     def _load(self, rate: float) -> PoolLoad:
         mix = self._mix
         mean_s = mix.seconds / mix.requests if mix.requests else 0.0
@@ -170,6 +202,9 @@ class ModelWatch:
             mean_prompt_s=mean_s,
             residual_s=mix.squares / (2 * mix.seconds) if mix.seconds else 0.0,
             step_s=self._costs.step_s,
+            rate=rate,
+            answer_tokens=tokens,
+            transfer=self._transfer(),
         )
 
     def _waiting(self, statuses: Sequence[ReplicaStatus]) -> tuple[float, float]:

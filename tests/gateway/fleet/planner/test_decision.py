@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.fleet.planner.decision import Decision, PastNeed, PoolBounds, PoolObservation, decide
-from gateway.fleet.planner.sizing import PoolLoad, late_share, replicas_needed, roles_needed
+from gateway.fleet.planner.sizing import (
+    PoolLoad,
+    PromptTransfer,
+    decoders_needed,
+    late_share,
+    replicas_needed,
+    roles_needed,
+)
 from gateway.lanes import Slo
 from tests.budget import examples
 
@@ -153,14 +160,55 @@ def test_each_reason_is_told() -> None:
     assert after.reasons[0].cause == "cooldown" and "30 s of cool-down" in after.why
 
 
+def load_with(transfer_s: float | None, *, is_learnt: bool = True) -> PoolLoad:
+    """Return a load whose prompts take so long to be read; None: nobody can read them."""
+    transfer = None
+    if transfer_s is not None:
+        transfer = PromptTransfer(seconds=transfer_s, tokens=9_000, is_learnt=is_learnt)
+    return PoolLoad(
+        prompts_s=2.6,
+        decodes_s=1.3,
+        mean_prompt_s=0.39,
+        residual_s=1.1,
+        step_s=0.005,
+        rate=6.7,
+        answer_tokens=340,
+        transfer=transfer,
+    )
+
+
+def test_what_a_transfer_takes_counts_against_roles() -> None:
+    """It is a part of the time of each token, and keeps a replica that reads busy."""
+    slo = Slo(ttft_s=5.0, tpot_s=0.008)
+    numbers = [decoders_needed(load_with(each), slo, 32) for each in (0.0, 0.05, 0.5)]
+    assert numbers == [4, 4, 7]
+    assert decoders_needed(load_with(2.0), slo, 32) is None  # no token is left the time of its step
+    assert roles_needed(load_with(0.5), slo, 0.99, 9) is None
+    assert roles_needed(load_with(None), slo, 0.99, 32) is None
+    of_one_token = msgspec.structs.replace(load_with(0.0), answer_tokens=1.0)
+    assert decoders_needed(of_one_token, slo, 32) is None
+    # So slow that the reads alone keep this many replicas busy.
+    assert decoders_needed(load_with(2.0), Slo(ttft_s=5.0, tpot_s=1.0), 32) == 15
+
+
+def test_it_is_said_where_nothing_was_read_yet() -> None:
+    seen = PoolObservation(
+        now_s=0.0, running=8, load=load_with(0.05, is_learnt=False), start_s=10.0
+    )
+    decision = decide(seen, PoolBounds(least=1, most=32, slo=Slo(ttft_s=5.0, tpot_s=0.008)))
+    assert "as assumed, nothing was read here yet" in "".join(e.text for e in decision.reasons)
+
+
 def test_roles_are_named_where_fewer_would_do_with_them() -> None:
     """A strict objective of tokens leaves no time for prompts beside them."""
-    load = PoolLoad(prompts_s=2.6, decodes_s=1.3, mean_prompt_s=0.39, residual_s=1.1, step_s=0.005)
+    load = load_with(transfer_s=0.05)
     seen = PoolObservation(now_s=0.0, running=8, load=load, start_s=10.0)
     strict, loose = Slo(ttft_s=5.0, tpot_s=0.008), Slo(ttft_s=0.5, tpot_s=0.05)
     assert replicas_needed(load, strict, 0.99, 32) == 10
     assert roles_needed(load, strict, 0.99, 32) == (4, 4)
     for slo, is_named in ((strict, True), (loose, False)):
         decision = decide(seen, PoolBounds(least=1, most=32, slo=slo))
-        assert ("roles" in [each.cause for each in decision.reasons]) == is_named
+        said = [each.text for each in decision.reasons if each.cause == "roles"]
+        assert len(said) == is_named
+        assert not said or "0.05 s to read 9000 tokens of a prompt, as learnt here" in said[0]
         assert decision.wanted == replicas_needed(load, slo, 0.99, 32)
