@@ -23,15 +23,22 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineStepFailed
 from engine.kernels.cpu.compiling.compilers import compiling
 from engine.model_cache.cache import DEFAULT_MAX_BYTES, Access, ModelCache, hold_if_cached
+from engine.model_cache.remote_files import Part
 from engine.model_cache.s3_files import S3Access
-from engine.model_cache.sources import VERSION, is_source, parse_source
-from engine.options import Option, engine_options
+from engine.model_cache.sources import VERSION, ModelSource, is_source, parse_source
+from engine.options import EngineOptions, Option, engine_options
 from engine.text.hub import LineOnTerminal, fetch, names_a_repository
 from engine.text.model_folder import check_model_folder, has_tokenizer
 from engine.text.tokenizer import Tokenizer
 from engine.transport.entrance import is_local
 from engine.transport.frames import TcpAddress, parse_address
-from engine.transport.joining import JoinedEntrance, identity_of
+from engine.transport.joining import (
+    JoinedEntrance,
+    folders_of,
+    identity_of,
+    identity_without_files,
+)
+from engine.transport.peer_files import ModelFetch
 from engine.transport.server import EngineServer
 from engine.transport.startup import Startup
 from engine.transport.usage_record import UsageRecord
@@ -51,7 +58,7 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
-    name = arguments.served_name or arguments.model
+    name = arguments.served_name or arguments.model or arguments.join
     logs.configure(
         arguments.log_level, json_lines=arguments.log_format == "json", process=f"engine {name}"
     )
@@ -59,13 +66,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.listen is not None:
             _check_address(arguments)  # a typo is told before the weights are loaded
         home = _home_to_join(arguments)
+        joined = None if home is None else _entrance_to(home, arguments)
         startup = Startup()
         with startup.phase("hub"):
-            _fetch_model(arguments)
+            if joined is None or not _fetch_from_peers(joined, arguments):
+                _fetch_model(arguments)
             _hold_cached(arguments)
         _check_model(arguments)
         config = _config(arguments)
-        entrance = arguments.listen if home is None else _join(home, config, arguments)
+        if joined is not None:
+            _ask_to_join(joined, config)
         core = _load(config, startup)
         if arguments.explain:
             from engine.core.explanation import explain
@@ -74,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             core.close()
             return 0
         with closing(core), _record_at(arguments.usage_record) as record:
-            server = EngineServer(core, entrance, record)
+            server = EngineServer(core, joined or arguments.listen, record)
             core.begin_grammars()
             asyncio.run(_serve(server, arguments.drain_timeout_s))
     except ConfigError as error:
@@ -96,7 +106,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         arguments.model = arguments.model or EXPLAINED_MODEL
         arguments.log_level = "warning"
     is_anywhere = arguments.listen is not None or arguments.join is not None
-    missing = [] if arguments.model is not None else ["--model"]
+    has_model = arguments.model is not None or arguments.join is not None
+    missing = [] if has_model else ["--model"]
     missing += [] if is_anywhere else ["--listen"]
     if missing and not arguments.explain:
         parser.error(f"the following arguments are required: {', '.join(missing)}")
@@ -129,20 +140,49 @@ def _home_to_join(arguments: argparse.Namespace) -> TcpAddress | None:
     return home
 
 
-def _join(home: TcpAddress, config: EngineConfig, arguments: argparse.Namespace) -> JoinedEntrance:
-    """Ask the home whether it takes this engine, before the weights are loaded."""
+def _entrance_to(home: TcpAddress, arguments: argparse.Namespace) -> JoinedEntrance:
+    """Return the way to a home, which has not been asked yet."""
     from engine.transport.join_identity import JoinIdentity  # the certificates' library
 
     beside = arguments.token.with_name(arguments.token.name + ".identity")
-    path = arguments.identity or beside
-    identity = JoinIdentity(path, arguments.token)
-    engine = identity_of(config, path.with_name(path.name + ".files"))
+    identity = JoinIdentity(arguments.identity or beside, arguments.token)
+    given = vars(arguments)
+    options = EngineOptions(**{name: given[name] for name in EngineOptions.__struct_fields__})
+    engine = identity_without_files(options, arguments.served_name)
     try:
-        entrance = JoinedEntrance(home, identity, engine, arguments.joined_file)
+        return JoinedEntrance(home, identity, engine, arguments.joined_file)
     except OSError as error:
         raise ConfigError(f"--joined-file {arguments.joined_file}: {error.strerror}") from None
-    asyncio.run(entrance.ask())
-    return entrance
+
+
+def _ask_to_join(joined: JoinedEntrance, config: EngineConfig) -> None:
+    """Ask the home whether it takes this engine, before the weights are loaded."""
+    path = joined.identity_path
+    engine = identity_of(config, path.with_name(path.name + ".files"))
+    joined.identify(engine, folders_of(config))
+    asyncio.run(joined.ask())
+
+
+def _fetch_from_peers(joined: JoinedEntrance, arguments: argparse.Namespace) -> bool:
+    """Fetch the model, where it is no folder here, from what the gateway that is joined offers.
+    Return whether it came."""
+    given = None
+    if arguments.model is not None:
+        if not is_source(arguments.model):
+            return False
+        given = _source_of(arguments)
+    offer = asyncio.run(joined.ask_for_files(waits=given is None))
+    if offer is None:
+        if given is None:
+            raise ConfigError(f"{joined.home} does not say what it has of its model: give --model")
+        return False
+    fetch_model = ModelFetch(_cache_of(arguments), joined.home, joined.dial, offer, given)
+    part: Part = "texts" if arguments.load_format == "dummy" else "model"
+    found = fetch_model.run(part, arguments.version, _by_name(arguments.adapters))
+    arguments.model = found.folder
+    arguments.served_name = arguments.served_name or found.name
+    arguments.adapters = [*arguments.adapters, *found.adapters.items()]
+    return True
 
 
 def _fetch_model(arguments: argparse.Namespace) -> None:
@@ -168,22 +208,26 @@ def _fetch_model(arguments: argparse.Namespace) -> None:
 
 def _fetch_from_source(arguments: argparse.Namespace) -> None:
     """A model of a source becomes its folder in the model cache."""
-    if arguments.revision is not None:
-        raise ConfigError(f"--revision: write hf:ORG/NAME@REVISION in place of {arguments.model}")
-    source = parse_source(arguments.model)
+    source = _source_of(arguments)
     arguments.served_name = arguments.served_name or str(source)
-    cache = ModelCache(
-        arguments.model_cache,
-        arguments.model_cache_bytes,
-        Access(s3=S3Access(endpoint=arguments.s3_endpoint)),
-    )
-    found = cache.fetch(
+    found = _cache_of(arguments).fetch(
         source,
         LineOnTerminal(str(source)),
         part="texts" if arguments.load_format == "dummy" else "model",
         version=arguments.version,
     )
     arguments.model = found.folder
+
+
+def _source_of(arguments: argparse.Namespace) -> ModelSource:
+    if arguments.revision is not None:
+        raise ConfigError(f"--revision: write hf:ORG/NAME@REVISION in place of {arguments.model}")
+    return parse_source(arguments.model)
+
+
+def _cache_of(arguments: argparse.Namespace) -> ModelCache:
+    access = Access(s3=S3Access(endpoint=arguments.s3_endpoint))
+    return ModelCache(arguments.model_cache, arguments.model_cache_bytes, access)
 
 
 def _hold_cached(arguments: argparse.Namespace) -> None:
@@ -346,7 +390,7 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         "--model",
         type=Path,
         help="a Hugging Face folder; org/name: fetched from a hub (HF_ENDPOINT); or into the model "
-        "cache: hf:org/name@revision, s3://bucket/prefix",
+        "cache: hf:org/name@revision, s3://bucket/prefix; unset, with --join: the gateway's",
     )
     add("--version", type=_version, help="the digest that a model of the cache must have")
     add(
@@ -354,7 +398,7 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         type=Path,
         default=Path("~/.cache/tollgate/models").expanduser(),
         metavar="FOLDER",
-        help="where models of hf: and s3: are kept (%(default)s)",
+        help="where models are kept that are fetched (%(default)s)",
     )
     add(
         "--model-cache-bytes",

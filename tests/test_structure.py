@@ -45,6 +45,8 @@ OF_THE_ENGINE = (
     "engine.transport.client",
     # An engine that joins says other things than a gateway's client does, in the same frames.
     "engine.transport.entrance",
+    # The files that it sends to engines, as these send them to each other.
+    "engine.transport.file_ranges",
     "engine.transport.frames",
     "engine.transport.join_messages",
     "engine.transport.usage_record",

@@ -1,4 +1,4 @@
-"""Keeps models' files on this machine by digest: fetched from a hub or S3, verified, and bounded.
+"""Keeps models' files on this machine by digest: from a hub, S3 or a peer, verified, and bounded.
 
     CACHE/models/<digest>/           the files of a model that came whole, and were verified
     CACHE/models/<digest>.json       where they came from, and each one's SHA-256 (`cache`)

@@ -23,6 +23,7 @@ import msgspec
 from engine.errors import ConfigError
 from engine.model_cache.downloads import download
 from engine.model_cache.hub_files import HubAccess, HubFiles
+from engine.model_cache.listings import ListedFile, ModelListing
 from engine.model_cache.locks import FileLock
 from engine.model_cache.remote_files import Part, RemoteModel, SourceAway, choose
 from engine.model_cache.s3_files import S3Access, S3Files
@@ -111,6 +112,8 @@ class Access(NamedTuple):
 
     def open(self, source: ModelSource, revision: str | None) -> RemoteModel:
         """Raises: ConfigError, SourceAway."""
+        if source.kind == "peer":
+            raise SourceAway("no other source is known")
         if source.kind == "hf":
             return HubFiles(source, self.hub, revision)
         return S3Files(source, self.s3)
@@ -135,10 +138,12 @@ class ModelCache:
         part: Part = "model",
         version: str | None = None,
         revision: str | None = None,
+        peer: RemoteModel | None = None,
     ) -> CachedModel:
         """Return a model that is in the cache from now on. `version`: that it must be; one that is
         in the cache is taken without a word to the source. `revision`: of a hub's repository, in
-        place of that of the source.
+        place of that of the source. `peer`: the same model at another machine, which is asked
+        first; what it does not give comes from the source.
 
         Raises: ConfigError, one line; what has come of the model is kept, if it may be of it."""
         try:
@@ -147,6 +152,15 @@ class ModelCache:
                 self._partial.mkdir(exist_ok=True)
                 if version is not None and (found := self._find(version)) is not None:
                     return found
+            if peer is not None:
+                try:
+                    with disk_errors_explained(self._root):
+                        found = self._found_of(peer, part, version)
+                        return found or self._bring(peer, part, version, tell)
+                except (ConfigError, SourceAway) as error:
+                    if source == peer.source:
+                        raise
+                    log.warning("%s; it is fetched from %s", error, source)
             remote = self._access.open(source, revision)
             with disk_errors_explained(self._root):
                 found = self._found_of(remote, part, version)
@@ -224,7 +238,9 @@ class ModelCache:
     ) -> CachedModel:
         names = choose(remote, part)
         check_before_it_comes(remote, names, version)
-        key = hashlib.sha256(f"{remote.source}\n{remote.state}\n{part}".encode()).hexdigest()
+        # By its version, so that another source goes on with what one of them has begun.
+        what = version or f"{remote.source}\n{remote.state}"
+        key = hashlib.sha256(f"{what}\n{part}".encode()).hexdigest()
         folder = self._partial / key
         with self._turn(folder, remote.source):
             found = self._found_of(remote, part, version)
@@ -402,13 +418,33 @@ def record_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.json")
 
 
+def is_cached(folder: Path) -> bool:
+    """Tell whether a folder is where a cache has a model."""
+    return folder.parent.name == "models" and cache_lock_of(folder).exists()
+
+
+def cache_lock_of(folder: Path) -> Path:
+    return folder.parent.parent / "cache.lock"
+
+
+def cached_listing(folder: Path) -> ModelListing | None:
+    """Return what a model in a cache has, as it was verified; None: it is in none."""
+    if not is_cached(folder):
+        return None
+    try:
+        record = msgspec.json.decode(record_of(folder).read_bytes(), type=ModelRecord)
+    except (OSError, msgspec.DecodeError):
+        return None
+    files = {name: ListedFile(each.size, each.sha256) for name, each in record.files.items()}
+    return ModelListing(version=record.version, part=record.part, files=files)
+
+
 def hold_if_cached(folder: Path) -> FileLock | None:
     """Keep a model in its cache for as long as this process lives; None: it is in none. Raises:
     ConfigError, if it was removed meanwhile."""
-    cache_lock = folder.parent.parent / "cache.lock"
-    if folder.parent.name != "models" or not cache_lock.exists():
+    if not is_cached(folder):
         return None
-    with disk_errors_explained(folder.parent.parent), FileLock.exclusive(cache_lock):
+    with disk_errors_explained(folder.parent.parent), FileLock.exclusive(cache_lock_of(folder)):
         if not record_of(folder).exists():
             raise ConfigError(f"{folder} was removed from its cache")
         return FileLock.shared(lock_of(folder))

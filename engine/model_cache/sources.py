@@ -1,5 +1,6 @@
 """Reads where a model's files come from: `hf:org/name@revision` or `s3://bucket/prefix`. Opens no
-connection.
+connection. A model may also come from other machines of the gateway that an engine joins: nobody
+writes that source.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ VERSION = re.compile(r"sha256:[0-9a-f]{64}")
 class ModelSource(NamedTuple):
     """A place that a model's files come from."""
 
-    kind: Literal["hf", "s3"]
+    kind: Literal["hf", "s3", "peer"]
     name: str
-    """The repository, `org/name`, or the bucket."""
+    """The repository, `org/name`, or the bucket, or the gateway's `host:port`."""
     place: str
     """The repository's branch, tag or commit, empty: its default branch; or the prefix of the
-    objects' keys, without slashes around it, empty: none."""
+    objects' keys, without slashes around it, empty: none; or what the gateway calls the model."""
 
     def __str__(self) -> str:
         if self.kind == "hf":
             return f"hf:{self.name}" + (f"@{self.place}" if self.place else "")
+        if self.kind == "peer":
+            return f"peer:{self.name}/{self.place}"
         return f"s3://{self.name}" + (f"/{self.place}" if self.place else "")
 
 

@@ -1,8 +1,8 @@
 """The closed list of what an engine that joins a gateway and that gateway's home say to each other,
 in frames over TLS (`engine.transport.frames`); and the token that lets an engine join.
 
-The first frame of a connection is an `Introduction` or an `Attachment`. What follows an attachment
-is the engine's protocol (`engine.protocol`).
+The first frame of a connection is an `Introduction`, an `Attachment` or a `FileRequest`. What
+follows an attachment is the engine's protocol (`engine.protocol`), or requests for files.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import asyncio
 import base64
 import binascii
 import contextlib
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from engine.errors import ConfigError
+from engine.model_cache.listings import ModelListing, Sha256
 from engine.options import EngineOptions
 from engine.transport.frames import encode_frame
 
@@ -26,8 +29,12 @@ BEAT_S = 5.0
 """How often each side of an introduced connection is heard of at least."""
 SILENT_S = 20.0
 """An end of which nothing was heard for so long is lost."""
+MODEL, ADAPTER = "model", "adapter "
+"""The names of folders: the model's, and, before its own name, an adapter's."""
 TOKEN_PREFIX = "tgjoin_"
 MAX_TOKEN_CHARS = 8192
+MAX_RANGE_BYTES = 64 << 20
+"""So much of a file is sent at a time, so that all who fetch come to their turn."""
 
 Names = dict[str, str]
 
@@ -77,6 +84,9 @@ class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """The hash of each of the model's files, by its place (`engine.model_files`)."""
     options: Names
     """Those options that change what the model says, by name."""
+    listings: dict[str, ModelListing] = {}
+    """The files that it sends to other engines of the model, from the cache of its machine, by the
+    name of their folder, as in `files`."""
 
 
 # engine -> home
@@ -98,12 +108,23 @@ class Introduction(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag
     """A certificate signing request (DER): it has no certificate yet, or a fresh one is due."""
     is_ready: bool
     """False: it has not loaded its weights, and only asks whether it would be admitted."""
+    wants_files: bool = False
+    """It has none of the model's files yet, and asks what there is of them (`ModelOffer`)."""
 
 
 class Attachment(msgspec.Struct, frozen=True, tag_field="t", tag="attachment"):
     """Answers an `ConnectionRequest`: this connection is the one that was asked for."""
 
     connection_id: str
+
+
+class FileRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="file"):
+    """Asks for `size` bytes of a file from `start` on. The answer is a `FileRange`, which the bytes
+    follow, or a `FileRefusal`; then comes the next request. The home asks engines the same."""
+
+    sha256: Sha256
+    start: Annotated[int, Meta(ge=0)]
+    size: Annotated[int, Meta(ge=1, le=MAX_RANGE_BYTES)]
 
 
 class Departure(msgspec.Struct, frozen=True, tag_field="t", tag="departure"):
@@ -117,12 +138,25 @@ class Beat(msgspec.Struct, frozen=True, tag_field="t", tag="beat"):
 # home -> engine
 
 
+class ModelOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """Says where an engine that has none of its model's files finds them. All by the name of the
+    folder: `model`, `adapter NAME`."""
+
+    model: str
+    listings: dict[str, ModelListing]
+    """The files that this home, or an engine that joined it, sends."""
+    sources: Names
+    """The sources, `hf:...` or `s3://...`, that its settings name."""
+
+
 class Admission(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="admission"):
     """It is a replica now, or would be. Requests come by connections that are asked for."""
 
     replica: str
     certificate: bytes = b""
     """The one that was asked for by a `request` (PEM)."""
+    offer: ModelOffer | None = None
+    """To one that `wants_files`."""
 
 
 class AdmissionRefusal(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="refusal"):
@@ -133,13 +167,29 @@ class AdmissionRefusal(msgspec.Struct, frozen=True, kw_only=True, tag_field="t",
 
 
 class ConnectionRequest(msgspec.Struct, frozen=True, tag_field="t", tag="opening"):
-    """A gateway process wants the engine: dial once more, and begin with this `Attachment`."""
+    """A gateway process wants the engine: dial once more, and begin with this `Attachment`.
+    `for_files`: another engine wants files of the model, for which `FileRequest`s come."""
 
     connection_id: str
+    for_files: bool = False
 
 
-FromEngine = Introduction | Attachment | Departure | Beat
+class FileRange(msgspec.Struct, frozen=True, tag_field="t", tag="range"):
+    """So many bytes follow this frame."""
+
+    size: int
+
+
+class FileRefusal(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="no-file"):
+    """The reason, a line for people. `is_final`: to ask again is of no use."""
+
+    reason: str
+    is_final: bool
+
+
+FromEngine = Introduction | Attachment | Departure | Beat | FileRequest
 FromHome = Admission | AdmissionRefusal | ConnectionRequest | Beat
+FileAnswer = FileRange | FileRefusal
 
 
 def options_of(given: EngineOptions) -> Names:

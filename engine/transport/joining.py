@@ -13,18 +13,24 @@ import random
 import socket
 import ssl
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineError, EngineUnavailable, ProtocolError
+from engine.model_cache.cache import cached_listing
 from engine.model_files import contents_of
+from engine.options import EngineOptions
 from engine.protocol import PROTOCOL_VERSION
 from engine.transport.entrance import Refused, ServeConnection
+from engine.transport.file_ranges import SentFile, files_of, serve_files
 from engine.transport.frames import READ_AHEAD_BYTES, FrameReader, TcpAddress, encode_frame
 from engine.transport.join_messages import (
+    ADAPTER,
     HOME_NAME,
+    MODEL,
     SILENT_S,
     Admission,
     AdmissionRefusal,
@@ -34,6 +40,7 @@ from engine.transport.join_messages import (
     EngineIdentity,
     FromHome,
     Introduction,
+    ModelOffer,
     beat,
     options_of,
 )
@@ -48,6 +55,8 @@ DIAL_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 30.0
 BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 5.0
+MAX_SENDING = 8
+"""The connections on which other engines get files at a time."""
 _CLOCK_ERRORS = {9: "is not valid yet", 10: "has ended"}
 """OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and _HAS_EXPIRED, in words."""
 
@@ -78,16 +87,23 @@ class JoinedEntrance:
             joined_file.touch(mode=0o600)
             joined_file.unlink()
         self._joined_file = joined_file
-        self._home, self._identity, self._engine = home, identity, engine
+        self.home, self._identity, self._engine = home, identity, engine
         self._serve: ServeConnection | None = None
         self._tasks = TaskSet()
         self._writer: asyncio.StreamWriter | None = None  # of the introduced connection
         self._replica = engine.model
         self._was_admitted = self._is_leaving = False
+        self._offer: ModelOffer | None = None
+        self._sent_files: dict[str, SentFile] = {}
+        self._num_sending = 0
 
     @property
     def address(self) -> str:
-        return f"{self._replica} of {self._home}"
+        return f"{self._replica} of {self.home}"
+
+    @property
+    def identity_path(self) -> Path:
+        return self._identity.path
 
     async def ask(self) -> None:
         """Ask whether the home would take this engine, and get a certificate where there is none.
@@ -100,7 +116,39 @@ class JoinedEntrance:
                 raise ConfigError(refusal.message) from None
             log.warning("%s", refusal.message)
         except (OSError, EngineError) as error:
-            log.warning("cannot ask %s yet: %s", self._home, _in_words(error))
+            log.warning("cannot ask %s yet: %s", self.home, _in_words(error))
+
+    async def ask_for_files(self, *, waits: bool) -> ModelOffer | None:
+        """Ask the home what there is of the model that this engine may join, and get a certificate
+        where there is none. None: the home says nothing of it, or cannot be reached now and this
+        engine has not to wait for it (`waits`). Raises: ConfigError, if it will never say."""
+        backoff_s, told = BACKOFF_MIN_S, ""
+        while True:
+            try:
+                writer, _ = await self._introduce(is_ready=False, wants_files=True)
+                writer.close()
+                return self._offer
+            except JoinRefusal as refusal:
+                if refusal.is_final:
+                    raise ConfigError(refusal.message) from None
+                why = refusal.message
+            except (OSError, EngineError) as error:
+                why = f"cannot ask {self.home} yet: {_in_words(error)}"
+            if why != told:
+                log.warning("%s", why)
+                told = why
+            if not waits:
+                return None
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+
+    def identify(self, engine: EngineIdentity, folders: Mapping[str, Path]) -> None:
+        """Say what this engine is, once it has its files. `folders`: those of its listings."""
+        self._engine = engine
+        self._replica = self._replica or engine.model
+        self._sent_files = files_of(
+            (folders[name], listing) for name, listing in engine.listings.items()
+        )
 
     async def open(self, serve: ServeConnection, refused: Refused) -> None:
         self._serve = serve
@@ -131,7 +179,7 @@ class JoinedEntrance:
                     return
                 why = refusal.message
             except (OSError, EngineError) as error:  # TimeoutError is an OSError
-                why = f"{self._home}: {_in_words(error)}"
+                why = f"{self.home}: {_in_words(error)}"
             if self._writer is not None:
                 self._writer, backoff_s, told = None, BACKOFF_MIN_S, ""
             if why != told and not self._is_leaving:
@@ -145,7 +193,7 @@ class JoinedEntrance:
         """Be a replica until the connection is lost. Raises: JoinRefusal, OSError, EngineError."""
         writer, frames = await self._introduce(is_ready=True)
         self._writer = writer
-        log.info("joined %s as %s", self._home, self._replica)
+        log.info("joined %s as %s", self.home, self._replica)
         beating = asyncio.create_task(beat(writer), name="join-beat")
         try:
             if self._joined_file is not None:
@@ -156,7 +204,7 @@ class JoinedEntrance:
                 if message is None:
                     raise EngineUnavailable("the home closed the connection")
                 if isinstance(message, ConnectionRequest):
-                    self._tasks.spawn(self._attach(message.connection_id), name="join-attach")
+                    self._tasks.spawn(self._attach(message), name="join-attach")
                 elif isinstance(message, AdmissionRefusal):
                     raise JoinRefusal(message.reason, is_final=message.is_final)
         finally:
@@ -166,13 +214,13 @@ class JoinedEntrance:
                 self._joined_file.unlink(missing_ok=True)
 
     async def _introduce(
-        self, *, is_ready: bool
+        self, *, is_ready: bool, wants_files: bool = False
     ) -> tuple[asyncio.StreamWriter, FrameReader[FromHome]]:
         """Return the connection on which the home has admitted this engine by its certificate."""
         while True:
             by_certificate, wants = self._identity.is_admitted, self._identity.wants_certificate
             token = None if by_certificate else self._identity.token
-            reader, writer = await self._dial()
+            reader, writer = await self.dial()
             try:
                 frames: FrameReader[FromHome] = FrameReader(reader, FromHome)
                 said = Introduction(
@@ -183,6 +231,7 @@ class JoinedEntrance:
                     secret="" if token is None else token.secret,
                     request=self._identity.request() if wants else b"",
                     is_ready=is_ready,
+                    wants_files=wants_files,
                 )
                 writer.write(encode_frame(said))
                 answer = await self._answer(frames)
@@ -193,6 +242,7 @@ class JoinedEntrance:
                 raise
             if by_certificate:
                 self._was_admitted, self._replica = True, answer.replica or self._replica
+                self._offer = answer.offer
                 return writer, frames
             writer.close()
 
@@ -214,25 +264,40 @@ class JoinedEntrance:
             raise ProtocolError("the home did not answer")
         return answer
 
-    async def _attach(self, connection_id: str) -> None:
+    async def _attach(self, asked: ConnectionRequest) -> None:
         assert self._serve is not None
         try:
-            reader, writer = await self._dial()
+            reader, writer = await self.dial()
         except (OSError, EngineError) as error:
             log.warning("a gateway process waits in vain: %s", _in_words(error))
             return
-        writer.write(encode_frame(Attachment(connection_id)))
-        await self._serve(reader, writer)
+        writer.write(encode_frame(Attachment(asked.connection_id)))
+        if asked.for_files:
+            await self._send_files(reader, writer)
+        else:
+            await self._serve(reader, writer)
+
+    async def _send_files(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send another engine what it asks for of the model's files."""
+        self._num_sending += 1
+        try:
+            if self._num_sending <= MAX_SENDING:
+                await serve_files(reader, writer, self._sent_files)
+        except (OSError, ProtocolError) as error:
+            log.info("files are sent no further: %s", _in_words(error))
+        finally:
+            self._num_sending -= 1
+            writer.transport.abort()
 
     # ---- TLS
 
-    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Raises: JoinRefusal, OSError."""
         try:
             async with asyncio.timeout(DIAL_TIMEOUT_S):
                 return await asyncio.open_connection(
-                    self._home.host,
-                    self._home.port,
+                    self.home.host,
+                    self.home.port,
                     ssl=self._identity.context(),
                     server_hostname=HOME_NAME,
                     limit=READ_AHEAD_BYTES,
@@ -246,17 +311,17 @@ class JoinedEntrance:
         """An engine that was admitted goes on asking: somebody may be in the way for a while."""
         if (what := _CLOCK_ERRORS.get(error.verify_code)) is not None:
             now = datetime.now(UTC).isoformat(" ", "seconds")
-            reason = f"the certificate of {self._home} {what}, by the clock of this machine ({now})"
+            reason = f"the certificate of {self.home} {what}, by the clock of this machine ({now})"
         else:
             reason = (
-                f"whoever answers at {self._home} is not the home that made the token: "
+                f"whoever answers at {self.home} is not the home that made the token: "
                 f"its certificate has another authority ({error.verify_message})"
             )
         return JoinRefusal(reason, is_final=not self._was_admitted)
 
     def _not_taken(self, why: str) -> JoinRefusal:
         return JoinRefusal(
-            f"{self._home} did not answer ({why}); where it is up and does not know this engine's "
+            f"{self.home} did not answer ({why}); where it is up and does not know this engine's "
             f"certificate any more, remove {self._identity.path} and join with a fresh token",
             is_final=False,
         )
@@ -265,16 +330,35 @@ class JoinedEntrance:
 def identity_of(config: EngineConfig, hashes: Path) -> EngineIdentity:
     """Return what an engine of this configuration is. `hashes`: see `contents_of`. Raises:
     ConfigError."""
-    folders = {f"adapter {name}": folder for name, folder in config.adapters.items()}
+    folders = folders_of(config)
     try:
-        files = contents_of({"model": config.model, **folders}, hashes)
+        files = contents_of(folders, hashes)
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
+    listed = {name: cached_listing(folder) for name, folder in folders.items()}
     return EngineIdentity(
         protocol_version=PROTOCOL_VERSION,
         model=config.served_name or config.model.name,
         files=files,
         options=options_of(config),
+        listings={name: each for name, each in listed.items() if each is not None},
+    )
+
+
+def folders_of(config: EngineConfig) -> dict[str, Path]:
+    """Return the folders of what an engine serves, by their names in `EngineIdentity.files`."""
+    adapters = {f"{ADAPTER}{name}": folder for name, folder in config.adapters.items()}
+    return {MODEL: config.model, **adapters}
+
+
+def identity_without_files(options: EngineOptions, served_name: str) -> EngineIdentity:
+    """Return what an engine is that has none of its model's files yet. `served_name`: empty: as the
+    home calls the model."""
+    return EngineIdentity(
+        protocol_version=PROTOCOL_VERSION,
+        model=served_name,
+        files={},
+        options=options_of(options),
     )
 
 

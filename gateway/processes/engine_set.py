@@ -209,7 +209,8 @@ class RelayPlace:
         """Let engines join as the settings have it. Raises: SettingsError, where nobody can listen
         as they say; OSError."""
         models = tuple(JoinableModel.of(each) for each in settings.models if each.joined)
-        config, address = JoinConfig(models=models), settings.fleet.join_listen if models else None
+        config = JoinConfig(models=models, bytes_per_s=settings.fleet.join_bytes_per_s)
+        address = settings.fleet.join_listen if models else None
         if (config, address) == (self._config, self._address):
             return
         fresh = None if address in (None, self._address) else self._bind(address)

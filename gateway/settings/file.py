@@ -181,11 +181,12 @@ class FleetConfig(Strict, frozen=True, kw_only=True):
     """A request whose first token is late beside what was predicted is asked of another replica, if
     one is free, and the first to say something goes on. At most this share of requests; 0: none."""
     fetch: bool = True
-    """An engine reads the beginning of a prompt from another one of its model that has it, where
-    that is quicker than computing it. Engines begin and end to let others read when they are
-    started."""
+    """An engine reads a prompt's beginning from another one of its model that has it, where that is
+    quicker than computing it. Engines take it up when they are started."""
     join_listen: JoinAddress | None = None
     """The address to which engines of other machines come that join a model. None: none may."""
+    join_bytes_per_s: Annotated[int, Meta(ge=0, le=10**12)] = 250_000_000
+    """All engines together that join without files are sent so much of them. 0: they are not."""
     planner: PlannerConfig = PlannerConfig()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from threading import Lock
 
 import msgspec
 
@@ -16,7 +17,9 @@ from engine.model_files import contents_of
 from engine.options import EngineOptions
 from engine.protocol import PROTOCOL_VERSION
 from engine.transport.join_messages import (
+    ADAPTER,
     JOIN_VERSION,
+    MODEL,
     EngineIdentity,
     Introduction,
     Names,
@@ -46,14 +49,27 @@ class JoinableModel(msgspec.Struct, frozen=True, kw_only=True):
     """The home's own copy, and those of adapters, as `engine.model_files` names them."""
     options: EngineOptions
     places: tuple[JoinPlace, ...]
+    versions: Names = {}
+    """The versions that files have to be, by the name of their folder, where the settings say."""
+    sources: Names = {}
+    """The sources of files, `hf:...` or `s3://...`, by the name of their folder."""
 
     @classmethod
     def of(cls, model: ModelConfig) -> JoinableModel:
         assert model.path is not None
-        adapters = {f"adapter {each.name}": each.path for each in model.adapters if each.path}
+        adapters = {f"{ADAPTER}{each.name}": each for each in model.adapters if each.path}
+        paths = {name: each.path for name, each in adapters.items() if each.path}
+        versions = {name: each.version for name, each in adapters.items() if each.version}
+        sources = {name: each.source for name, each in adapters.items() if each.source}
+        if model.version is not None:
+            versions[MODEL] = model.version
+        if (source := source_of(model)) is not None:
+            sources[MODEL] = source
         return cls(
             name=model.name,
-            folders={"model": model.path, **adapters},
+            folders={MODEL: model.path, **paths},
+            versions=versions,
+            sources=sources,
             options=model.engine_options,
             places=tuple(
                 JoinPlace(replica=model.replica_name(address), address=address)
@@ -62,10 +78,19 @@ class JoinableModel(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def source_of(model: ModelConfig) -> str | None:
+    """Return where an engine fetches the model from when no machine of the home sends it."""
+    if model.repository is None:
+        return model.source
+    return f"hf:{model.repository}" + (f"@{model.revision}" if model.revision else "")
+
+
 class JoinConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of the process that engines come to, as `tollgate up` writes them."""
 
     models: tuple[JoinableModel, ...]
+    bytes_per_s: int = 0
+    """The bound on what all engines together are sent of models' files. 0: nothing."""
 
 
 def read_config(path: Path) -> JoinConfig:
@@ -84,10 +109,12 @@ class HomeFiles:
 
     def __init__(self, hashes: Path) -> None:
         self._hashes = hashes
+        self._lock = Lock()
 
     def of(self, model: JoinableModel) -> Names:
         """Blocks while files are read. Raises: OSError."""
-        return contents_of(model.folders, self._hashes)
+        with self._lock:  # of engines that come at once the first hashes for all
+            return contents_of(model.folders, self._hashes)
 
 
 def refusal_by_version(said: Introduction, now: float) -> str | None:
@@ -128,10 +155,13 @@ def refusal_by_model(
     model: JoinableModel | None,
     own: Names,
     others: Mapping[str, EngineIdentity],
+    *,
+    wants_files: bool = False,
 ) -> str | None:
     """Return why it cannot be a replica of the model that it was let in for, `name`; `own`: the
-    hashes of this home's files; `others`: the engines that joined the model, by replica."""
-    if identity.model != name:
+    hashes of this home's files; `others`: the engines that joined the model, by replica;
+    `wants_files`: it has none yet."""
+    if identity.model != name and (identity.model or not wants_files):
         return f"the engine serves {identity.model}; it was let in for {name} (see --served-name)"
     if model is None:
         return f"no engine may join {name} here any more: its settings have no `joined`"
@@ -140,6 +170,8 @@ def refusal_by_model(
         if ours.get(option) != theirs:
             flag = f"--{option.replace('_', '-')}"
             return f"{flag} is {theirs} there and {ours.get(option)} in the settings of {name}"
+    if wants_files:
+        return None
     for folder in model.folders:
         if not any(place.startswith(f"{folder}/") for place in identity.files):
             return f"the engine lacks the {folder} that {name} has here"

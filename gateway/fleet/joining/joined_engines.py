@@ -57,6 +57,10 @@ class JoinRecords:
     def find(self, serial: str) -> JoinRecord | None:
         return next((each for each in self._records if serial in each.serials), None)
 
+    def has(self, record: JoinRecord) -> bool:
+        """Tell whether an engine is still known."""
+        return any(each is record for each in self._records)
+
     def num_of(self, token_id: str) -> int:
         """Return how many engines joined by a token."""
         return sum(each.token_id == token_id for each in self._records)

@@ -16,11 +16,12 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from engine.errors import ConfigError, ProtocolError
+from engine.model_cache.listings import ModelListing
 from engine.transport.entrance import ListeningEntrance
 from engine.transport.frames import FrameReader, encode_frame, keep_alive
 from engine.transport.join_messages import (
@@ -32,8 +33,10 @@ from engine.transport.join_messages import (
     ConnectionRequest,
     Departure,
     EngineIdentity,
+    FileRequest,
     FromEngine,
     Introduction,
+    ModelOffer,
     beat,
 )
 from foundation.tasks import TaskSet
@@ -49,6 +52,7 @@ from gateway.fleet.joining.admission import (
 from gateway.fleet.joining.authority import BadRequest, JoinAuthority, SignedCertificate, serial_of
 from gateway.fleet.joining.joined_engines import RECORDS, JoinRecord, JoinRecords
 from gateway.fleet.joining.tokens import JoinTokens
+from gateway.fleet.joining.weights import WeightsServer
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +91,27 @@ class JoinedEngine:
         self.waiting: dict[str, asyncio.Future[Connection]] = {}
         """Processes of this home that wait for a connection, by its id."""
 
+    @property
+    def listings(self) -> Mapping[str, ModelListing]:
+        """Return what it sends to others."""
+        return self.identity.listings
+
+    async def connect(self, *, for_files: bool) -> Connection:
+        """Ask it for a connection. Raises: OSError; TimeoutError, if none comes."""
+        connection_id = secrets.token_hex(16)
+        came: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+        self.waiting[connection_id] = came
+        try:
+            self.writer.write(encode_frame(ConnectionRequest(connection_id, for_files)))
+            async with asyncio.timeout(ATTACH_TIMEOUT_S):
+                return await came
+        finally:
+            self.waiting.pop(connection_id, None)
+
     def leave(self) -> None:
         for each in self.waiting.values():
-            each.cancel()
+            if not each.done():
+                each.set_exception(ConnectionResetError("the engine left"))
         self.writer.close()
 
 
@@ -132,18 +154,29 @@ class ReplicaPlace:
     async def _connect(
         self, engine: JoinedEngine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        connection_id = secrets.token_hex(16)
-        came = engine.waiting[connection_id] = asyncio.get_running_loop().create_future()
         try:
-            engine.writer.write(encode_frame(ConnectionRequest(connection_id)))
-            async with asyncio.timeout(ATTACH_TIMEOUT_S):
-                there = await came
+            there = await engine.connect(for_files=False)
             await splice((reader, writer), there)
         except TimeoutError:
             log.warning("%s did not open a connection in %s s", self.replica, ATTACH_TIMEOUT_S)
+        except OSError as error:
+            log.info("%s: %s", self.replica, error)
         finally:
-            engine.waiting.pop(connection_id, None)
             writer.transport.abort()
+
+
+class FetchingEngine:
+    """An engine that fetches the files of its model, by the connections of its certificate."""
+
+    def __init__(self, relay: Relay, record: JoinRecord) -> None:
+        self._relay, self._record = relay, record
+        self.key = record.serials[-1]
+
+    def model(self) -> JoinableModel | None:
+        return self._relay.model_of(self._record)
+
+    def holders(self) -> list[JoinedEngine]:
+        return self._relay.engines_of(self._record)
 
 
 class Relay:
@@ -159,6 +192,7 @@ class Relay:
         self._context = self._authority.server_context()
         self._records = JoinRecords(folder / RECORDS, clock=clock)
         self._files = HomeFiles(folder / "files.json")
+        self._weights = WeightsServer(folder / "sha256.json", config.bytes_per_s)
         self._models: dict[str, JoinableModel] = {}
         self._places: dict[str, ReplicaPlace] = {}
         self._config = config
@@ -202,6 +236,7 @@ class Relay:
                 else:
                     await each.empty()
             self._places = wanted
+        self._weights.take_up(config.bytes_per_s)
         self.on_change()
 
     async def close(self) -> None:
@@ -237,6 +272,8 @@ class Relay:
             self._attach(first, record, reader, writer)
         elif isinstance(first, Introduction):
             await self._greet(first, record, frames, writer)
+        elif isinstance(first, FileRequest) and record is not None:
+            await self._send_files(first, record, frames, writer)
         else:
             writer.transport.abort()
 
@@ -261,6 +298,29 @@ class Relay:
                     came.set_result((reader, writer))
                     return
         writer.transport.abort()
+
+    async def _send_files(
+        self,
+        first: FileRequest,
+        record: JoinRecord,
+        frames: FrameReader[FromEngine],
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        try:
+            await self._weights.serve(first, FetchingEngine(self, record), frames, writer)
+            writer.close()
+        except (OSError, ProtocolError) as error:
+            log.info("files for an engine on %s are sent no further: %s", record.host, error)
+            writer.transport.abort()  # half of a range is no answer
+
+    def model_of(self, record: JoinRecord) -> JoinableModel | None:
+        """Return the model that an engine joined; None: it may not any more."""
+        return self._models.get(record.model) if self._records.has(record) else None
+
+    def engines_of(self, record: JoinRecord) -> list[JoinedEngine]:
+        """Return the other engines of an engine's model that are there."""
+        there = (each.engine for each in self._places.values() if each.model == record.model)
+        return [each for each in there if each is not None and each.record is not record]
 
     async def _greet(
         self,
@@ -294,7 +354,7 @@ class Relay:
         num_used = self._records.num_of(said.token_id)
         self._refuse(refusal_by_token(said, token, num_used, self._clock()))
         assert token is not None
-        await self._check(said.identity, token.model)
+        await self._check(said, token.model)
         if self._records.is_full:
             raise NotAdmitted("too many engines have joined this gateway", is_final=False)
         # Meanwhile another one may have used it.
@@ -315,14 +375,16 @@ class Relay:
         """Let an engine be a replica for as long as it stays. Raises: NotAdmitted, OSError,
         ProtocolError."""
         self._refuse(refusal_by_version(said, self._clock()))
-        await self._check(said.identity, record.model, beside=record)
+        await self._check(said, record.model, beside=record)
         certificate = b""
         if said.request:
             signed = self._sign(said.request)
             self._records.renew(record, signed)
             certificate = signed.pem
         if not said.is_ready:
-            writer.write(encode_frame(Admission(replica=record.replica, certificate=certificate)))
+            offer = await self._offer(record) if said.wants_files else None
+            answer = Admission(replica=record.replica, certificate=certificate, offer=offer)
+            writer.write(encode_frame(answer))
             return
         engine = JoinedEngine(writer, record, said.identity)
         place = await self._seat(engine, said.host)
@@ -354,13 +416,23 @@ class Relay:
             elif not isinstance(message, Beat):
                 raise ProtocolError("an introduction was not followed by a sign of life")
 
+    async def _offer(self, record: JoinRecord) -> ModelOffer:
+        """Return what there is of an engine's model, which it may join. Raises: NotAdmitted."""
+        model = self._models[record.model]
+        try:
+            return await self._weights.offer(model, self.engines_of(record))
+        except OSError as error:
+            reason = f"the gateway cannot read its own {model.name}: {error.strerror}"
+            raise NotAdmitted(reason, is_final=False) from None
+
     async def _check(
-        self, identity: EngineIdentity, name: str, *, beside: JoinRecord | None = None
+        self, said: Introduction, name: str, *, beside: JoinRecord | None = None
     ) -> None:
         """Raises: NotAdmitted."""
         model = self._models.get(name)
+        has_files = model is not None and not said.wants_files
         try:
-            own = {} if model is None else await asyncio.to_thread(self._files.of, model)
+            own = await asyncio.to_thread(self._files.of, model) if model and has_files else {}
         except OSError as error:
             raise NotAdmitted(f"the gateway cannot read its own {name}: {error.strerror}") from None
         others = {
@@ -369,7 +441,10 @@ class Relay:
             if place.model == name and place.engine is not None
             if place.engine.record is not beside
         }
-        self._refuse(refusal_by_model(identity, name, model, own, others))
+        wants_files = said.wants_files and not said.is_ready
+        self._refuse(
+            refusal_by_model(said.identity, name, model, own, others, wants_files=wants_files)
+        )
 
     def _sign(self, request: bytes) -> SignedCertificate:
         """Raises: NotAdmitted."""

@@ -8,7 +8,6 @@ deletes the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -18,12 +17,11 @@ import msgspec
 from engine.errors import ConfigError
 from engine.model_cache.cache import Access, CachedModel, ModelCache, write_whole
 from engine.model_cache.hub_files import HubAccess
+from engine.model_cache.listings import list_folder
 from engine.model_cache.locks import FileLock
-from engine.model_cache.remote_files import ADAPTER_FILES, Part
+from engine.model_cache.remote_files import Part
 from engine.model_cache.s3_files import S3Access
 from engine.model_cache.sources import parse_source
-from engine.model_files import sha256s_of, version_of
-from engine.text.hub import INDEX_FILE, choose_files
 from gateway.home import Home
 from gateway.processes.start_view import StartView, download_of
 from gateway.settings.file import ModelCacheConfig, SettingsError
@@ -194,22 +192,11 @@ class ModelBringer:
 def check_folder(folder: Path, part: Part, wanted: str, hashes: Path) -> None:
     """Raises: ConfigError, if the files of a folder are another version."""
     try:
-        found = version_of_folder(folder, part, hashes)
+        found = list_folder(folder, part, hashes).version
     except OSError as error:
         raise ConfigError(f"{error.filename or folder}: {error.strerror}") from error
     if found != wanted:
         raise ConfigError(f"{folder} is version {found}, not {wanted}, which it has to be")
-
-
-def version_of_folder(folder: Path, part: Part, hashes: Path | None) -> str:
-    """Return the version that the files of a folder are, of those that would be fetched of it.
-    `hashes`: as of `engine.model_files.contents_of`. Raises: ConfigError, OSError."""
-    names: Iterable[str] = ADAPTER_FILES
-    if part != "adapter":
-        there = [str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()]
-        chosen = choose_files(str(folder), there, lambda: (folder / INDEX_FILE).read_bytes())
-        names = (*chosen.texts, *chosen.weights)
-    return version_of(sha256s_of({name: folder / name for name in names}, hashes))
 
 
 def read_pins(path: Path) -> dict[str, PinnedWeights]:

@@ -19,7 +19,7 @@ from engine.transport.client import EngineClient
 from engine.transport.frames import TcpAddress
 from engine.transport.join_identity import JoinIdentity
 from engine.transport.join_messages import EngineIdentity
-from engine.transport.joining import JoinedEntrance, identity_of
+from engine.transport.joining import JoinedEntrance, folders_of, identity_of
 from engine.transport.server import EngineServer
 from gateway.fleet.joining.admission import JoinableModel, JoinConfig, JoinPlace
 from gateway.fleet.joining.relay import Relay
@@ -36,16 +36,23 @@ class JoiningEngine:
 
     def __init__(self, folder: Path, home: TcpAddress, identity: EngineIdentity) -> None:
         self.folder, self.home, self.identity = folder, home, identity
+        self.folders: dict[str, Path] = {}
         self.joined_file = folder / "joined"
         self.core = FakeCore(CONFIG)
         self.stop = asyncio.Event()
         self.entrance: JoinedEntrance | None = None
         self.serving: asyncio.Task[None] | None = None
 
+    def serves(self, config: EngineConfig) -> None:
+        """Have it serve other files, which it sends to others where they lie in a cache."""
+        self.identity = identity_of(config, self.folder / "files")
+        self.folders = folders_of(config)
+
     async def begin(self) -> None:
         """Start as its process does. Raises: ConfigError."""
         kept = JoinIdentity(self.folder / "identity", self.folder / "token")
         self.entrance = JoinedEntrance(self.home, kept, self.identity, self.joined_file)
+        self.entrance.identify(self.identity, self.folders)
         try:
             await self.entrance.ask()
         except BaseException:
