@@ -7,7 +7,7 @@ go on where another ends. In between two steps what arrived is copied into block
 the first to the last, and only then registered. When all is there, or the rest is late, damaged or
 without room, the sequence is back in its place in the queue, finds what is cached as any other
 does, and computes the rest. What others are reading already is waited for, not read again. A source
-that was late is left alone for a while.
+that was late is left alone for a while, by prompts that would wait no longer.
 
 Knows no request and no policy of its own (`engine.tiers.policy`).
 """
@@ -18,7 +18,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from engine.kv_cache.prefix_cache import PrefixCache
 from engine.prefix_digests import SPAN_BLOCKS
@@ -31,23 +30,12 @@ from engine.tiers.policy import (
     is_worth_reading,
     num_worth_keeping,
     patience_s,
-    rest_s,
 )
+from engine.tiers.rests import SourceRests
 from engine.tiers.sources import Arrival, BlockRead, BlockSource, NamedSource, Signal, Tier
 
 WAIT_S = 0.005
 """How long a loop with nothing to compute waits for a source before it looks for commands again."""
-
-
-MORE_PATIENCE = 2
-"""A prompt that can wait so many times as long as one that waited in vain may ask all the same."""
-
-
-class _Rest(NamedTuple):
-    until_s: float
-    length_s: float
-    waited_s: float
-    """The time that the last prompt waited in vain."""
 
 
 @dataclass(slots=True, eq=False)
@@ -148,8 +136,7 @@ class PrefixLoader:
         """Blocks of a prompt that are to be written once they are computed."""
         self._num_queued: dict[Key, int] = {}
         """Those of them that were queued."""
-        self._rests: dict[str, _Rest] = {}
-        """Until when a source that was late is left alone, and for how long."""
+        self._rests = SourceRests()
 
     @property
     def has_tiers(self) -> bool:
@@ -222,36 +209,48 @@ class PrefixLoader:
     ) -> list[tuple[BlockSource, int]]:
         """Return which source brings blocks of [first, last), up to which one each; nothing where
         that is not worth it."""
-        sources = [
-            each for each in self._sources if not self._is_left_alone(each, first, last, now_s)
-        ]
-        sources.sort(key=lambda each: each.costs.seconds(SPAN_BLOCKS * each.record_bytes))
+        sources = sorted(
+            self._sources, key=lambda each: each.costs.seconds(SPAN_BLOCKS * each.record_bytes)
+        )
+        size, costs = self._cache.block_size, self._costs()
+        while plan := self._worthy(seq, first, last, sources):
+            end = plan[-1][1]
+            wait_s = self._patience_s(first, first, end)
+            resting = [
+                each for each, _ in plan if self._rests.is_left_alone(each.name, wait_s, now_s)
+            ]
+            if not resting:
+                read = plan[0][0].costs
+                is_begun = is_in_time(costs, read, start=first * size, end=end * size)
+                return plan if is_begun else []
+            sources = [each for each in sources if each not in resting]
+        return []
+
+    def _worthy(
+        self, seq: Sequence, first: int, last: int, sources: list[BlockSource]
+    ) -> list[tuple[BlockSource, int]]:
+        """Return which source, of those in their order, would bring blocks of [first, last), up to
+        which one each, as far as that is expected to be sooner than to compute them."""
         plan: list[tuple[BlockSource, int]] = []
-        start = end = first
-        while end < last:
-            digest = self._cache.digest(seq, end)
+        for index in range(first, last):
+            digest = self._cache.digest(seq, index)
             source = next((each for each in sources if each.has(digest)), None)
             if source is None:
                 break
-            end += 1
             if plan and plan[-1][0] is source:
-                plan[-1] = source, end
+                plan[-1] = source, index + 1
             else:
-                plan.append((source, end))
-        size, costs = self._cache.block_size, self._costs()
-        kept = 0
-        for source, stop in plan:
+                plan.append((source, index + 1))
+        size, costs, start = self._cache.block_size, self._costs(), first
+        for number, (source, stop) in enumerate(plan):
             num_bytes = (stop - start) * source.record_bytes
             is_worth = is_worth_reading(
                 costs, source.costs, start=start * size, end=stop * size, num_bytes=num_bytes
             )
             if not is_worth:
-                break
-            kept, start = kept + 1, stop
-        plan = plan[:kept]
-        if plan and is_in_time(costs, plan[0][0].costs, start=first * size, end=start * size):
-            return plan
-        return []
+                return plan[:number]
+            start = stop
+        return plan
 
     def advance(self, num_spare: int) -> list[Sequence]:
         """Copy what arrived into the pool. The sequences that wait no longer."""
@@ -262,8 +261,8 @@ class PrefixLoader:
                 num_spare -= self._copy(load, arrival, max(0, num_spare))
             if not load.parts:
                 self._end(load)
-            elif self._patience_left_s(load) < 0:
-                self._give_up(load)
+            elif not load.is_ready and self._patience_left_s(load) < 0:  # else it is this thread
+                self._give_up(load)  # that is late: the last step was long, or there is much to do
         done, self._done = self._done, {}
         return list(done.values())
 
@@ -288,31 +287,24 @@ class PrefixLoader:
         self.signal.wait(max(0.0, min(WAIT_S, left_s)))
 
     def _give_up(self, load: _Load) -> None:
-        """Compute what is late, and leave its source alone for a while."""
+        """Compute what is late, and let its source rest."""
         self.num_late += 1
         name, now_s = load.parts[0].source.name, self._clock()
-        before = self._rests.get(name)
-        length_s = rest_s(0.0 if before is None else before.length_s)
-        self._rests[name] = _Rest(now_s + length_s, length_s, now_s - load.started_s)
+        self._rests.was_late(name, self._wait_s(load), load.started_s, now_s)
         self._end(load)
 
-    def _is_left_alone(self, source: BlockSource, first: int, last: int, now_s: float) -> bool:
-        """Whether a source was late, for one that waited about as long as blocks [first, last)
-        would: a short prompt that waits in vain says nothing about a long one."""
-        rest = self._rests.get(source.name)
-        return rest is not None and now_s < rest.until_s and self._is_alike(rest, first, last)
-
-    def _is_alike(self, rest: _Rest, first: int, last: int) -> bool:
-        size = self._cache.block_size
-        start, end = first * size, last * size
-        waits_s = patience_s(self._costs(), start=start, arrived=start, end=end)
-        return waits_s <= MORE_PATIENCE * rest.waited_s
-
     def _patience_left_s(self, load: _Load) -> float:
-        size = self._cache.block_size
-        start, arrived, end = (each * size for each in (load.start, len(load.table), load.end))
-        most_s = patience_s(self._costs(), start=start, arrived=arrived, end=end)
+        most_s = self._patience_s(load.start, len(load.table), load.end)
         return load.started_s + most_s - self._clock()
+
+    def _wait_s(self, load: _Load) -> float:
+        """Return how long it waits for the first block."""
+        return self._patience_s(load.start, load.start, load.end)
+
+    def _patience_s(self, first: int, arrived: int, end: int) -> float:
+        """As `engine.tiers.policy`, of blocks."""
+        start, middle, stop = (each * self._cache.block_size for each in (first, arrived, end))
+        return patience_s(self._costs(), start=start, arrived=middle, end=stop)
 
     def _copy(self, load: _Load, arrival: Arrival, num_spare: int) -> int:
         """Put what arrived into blocks; the load is over where there is no room for it. How many
@@ -352,9 +344,7 @@ class PrefixLoader:
             self._loaded[key] = load.brought
         if len(load.table) == load.end:
             for name in {name for name, _, _ in load.brought}:
-                rest = self._rests.get(name)
-                if rest is not None and self._is_alike(rest, load.start, load.end):
-                    del self._rests[name]
+                self._rests.was_in_time(name, self._wait_s(load))
         del self._loads[key]
         for follower in load.followers:
             del self._following[follower.key]

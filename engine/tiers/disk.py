@@ -11,6 +11,7 @@ nothing and takes nothing.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from engine.errors import ConfigError
 from engine.tiers.buffers import Buffer, BufferPool
-from engine.tiers.policy import ReadCosts
+from engine.tiers.policy import LearntReads, ReadCosts
 from engine.tiers.segment_files import Write, open_folder, remove_plain
 from engine.tiers.segment_store import RecordRun, SegmentStore
 from engine.tiers.segments import HEAD_BYTES, SegmentFormat
@@ -49,8 +50,6 @@ NUM_READ_BUFFERS, NUM_WRITE_BUFFERS = 16, 16
 MAX_QUEUED_READS = 4096
 """A disk that hangs is asked for no more."""
 CLOSE_TIMEOUT_S = 10.0
-LEARNT_FOR_S = 60.0
-"""A disk that was found too slow is tried again after so long."""
 _POLL_S = 0.1
 
 
@@ -73,10 +72,11 @@ class DiskRead:
     def __init__(self, tier: DiskTier, runs: Sequence[RecordRun]) -> None:
         self.num_blocks = sum(len(run.digests) for run in runs)
         self.jobs = deque(_Job(self, run) for run in runs)
+        self._first = self.jobs[0] if self.jobs else None
         self.is_cancelled = False
         self.num_jobs = self.num_left = len(self.jobs)
-        self.read_s = 0.0
-        """The time that the threads spent on it, all together."""
+        self.read_s = self.first_s = 0.0
+        """The time that the threads spent on it, all together, and on its first run."""
         self._tier = tier
 
     @property
@@ -88,6 +88,13 @@ class DiskRead:
     def is_ready(self) -> bool:
         """Whether `take` has something to return."""
         return bool(self.jobs) and self.jobs[0].is_done
+
+    def took(self, job: _Job, read_s: float) -> None:
+        """Note what one of its runs took; the tier's lock is held."""
+        self.num_left -= 1
+        self.read_s += read_s
+        if job is self._first:
+            self.first_s = read_s
 
     def take(self) -> Arrival | None:
         """Return what comes next, if it has arrived."""
@@ -154,7 +161,7 @@ class DiskTier:
         try:
             if key is not None:
                 remove_plain(path, layout)
-            self._measured = ReadCosts(*folder.measure(num_records, NUM_READERS))
+            measured = ReadCosts(*folder.measure(num_records, NUM_READERS))
             self._store = SegmentStore(
                 *(folder, form),
                 capacity=capacity,
@@ -165,13 +172,10 @@ class DiskTier:
             folder.close()
             raise
         self.folder = folder.path
-        self._learnt, self._learnt_s = self._measured, time.monotonic()
-        self._threads = [
-            threading.Thread(target=target, name=f"kv-disk-{number}", daemon=True)
-            for number, target in enumerate([self._write_all, *[self._read_all] * NUM_READERS])
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._learnt = LearntReads(measured, time.monotonic)
+        self._began_s = [math.inf] * NUM_READERS
+        """When each thread began to wait for the disk; inf: it does not."""
+        self._threads = self._start()
 
     @property
     def is_on(self) -> bool:
@@ -179,9 +183,10 @@ class DiskTier:
 
     @property
     def costs(self) -> ReadCosts:
-        """Return what reads took lately; or when the tier started, when there were none."""
-        is_new = time.monotonic() - self._learnt_s < LEARNT_FOR_S
-        return self._learnt if is_new else self._measured
+        """Return what reads took lately; or when the tier started, when there were none. No less
+        than every thread has waited for the disk by now."""
+        costs, waits_s = self._learnt.costs, time.monotonic() - max(self._began_s)
+        return costs._replace(latency_s=max(costs.latency_s, waits_s))
 
     @property
     def num_blocks(self) -> int:
@@ -278,6 +283,17 @@ class DiskTier:
         except OSError as error:
             self._turn_off(error)
 
+    def _start(self) -> list[threading.Thread]:
+        work: list[Callable[[], None]] = [self._write_all]
+        work += [partial(self._read_all, each) for each in range(NUM_READERS)]
+        threads = [
+            threading.Thread(target=target, name=f"kv-disk-{number}", daemon=True)
+            for number, target in enumerate(work)
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
     # In the threads
 
     def _write_all(self) -> None:
@@ -300,7 +316,7 @@ class DiskTier:
         self._store.append(buffer.memory[: len(digests) * size], digests)
         self.num_written += len(digests)
 
-    def _read_all(self) -> None:
+    def _read_all(self, thread: int) -> None:
         while True:
             with self._dequeue:  # buffers in the order of the queue: the first never waits for
                 job = self._reads.get()  # those behind it, which cannot be taken before it
@@ -308,13 +324,15 @@ class DiskTier:
             if job is None:
                 self._reads.put(None)
                 return
-            num_good, started_s = 0, time.perf_counter()
+            num_good, started_s = 0, time.monotonic()
+            self._began_s[thread] = started_s
             try:
                 if buffer is not None:
                     num_good = self._read(job.run, buffer)
             except Exception as error:
                 self._turn_off(error)
-            self._end(job, buffer, num_good, time.perf_counter() - started_s)
+            self._began_s[thread] = math.inf
+            self._end(job, buffer, num_good, time.monotonic() - started_s)
 
     def _buffer_for(self, job: _Job) -> Buffer | None:
         while not (job.reading.is_cancelled or self._is_off or self._is_closed):
@@ -344,8 +362,7 @@ class DiskTier:
             is_wanted = num_good > 0 and not reading.is_cancelled
             job.num_good, job.is_done = num_good, True
             job.buffer = buffer if is_wanted else None
-            reading.num_left -= 1
-            reading.read_s += read_s
+            reading.took(job, read_s)
             self.num_read += num_good
             if reading.num_left == 0 and not reading.is_cancelled:
                 self._learn(reading)
@@ -356,8 +373,7 @@ class DiskTier:
     def _learn(self, reading: DiskRead) -> None:
         num_bytes = reading.num_blocks * self._form.record_bytes
         together_s = reading.read_s / min(NUM_READERS, reading.num_jobs)
-        self._learnt = self.costs.learn(num_bytes, together_s)
-        self._learnt_s = time.monotonic()
+        self._learnt.learn(num_bytes, together_s, reading.first_s)
 
     def _turn_off(self, error: Exception) -> None:
         with self._lock:

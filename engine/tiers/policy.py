@@ -14,6 +14,7 @@ each time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 MARGIN = 0.8
@@ -22,12 +23,12 @@ PATIENCE = 0.03
 """The part of a computation that may be lost by waiting for a read in vain. It is of the predicted
 time: while nothing arrives, 1.05 times the true one is kept to up to a prediction 1.6 times too
 high."""
-FIRST_REST_S, MAX_REST_S = 1.0, 60.0
-"""A source that was late is left alone for so long; twice as long each time it was so again."""
 WEIGHT = 0.3
 """The weight of the newest read in the running average."""
 MIN_LEARNT_BYTES = 1 << 20
 """Smaller reads say nothing about a rate."""
+LEARNT_FOR_S = 10.0
+"""A source that was found slow is tried again after so long."""
 
 
 class PrefillCosts(NamedTuple):
@@ -53,13 +54,40 @@ class ReadCosts(NamedTuple):
     def seconds(self, num_bytes: int) -> float:
         return self.latency_s + num_bytes / self.bytes_per_s
 
-    def learn(self, num_bytes: int, seconds: float) -> ReadCosts:
-        """Return the costs with what one more read took."""
-        if num_bytes < MIN_LEARNT_BYTES:
-            return self
-        newest = num_bytes / max(seconds - self.latency_s, 1e-6)
-        rate = 1 / ((1 - WEIGHT) / self.bytes_per_s + WEIGHT / newest)
-        return self._replace(bytes_per_s=rate)
+    def learn(self, num_bytes: int, seconds: float, latency_s: float) -> ReadCosts:
+        """Return the costs with what one more read took. latency_s: until its first block was
+        there."""
+        mean_s = self.latency_s + WEIGHT * (latency_s - self.latency_s)
+        rate = self.bytes_per_s
+        if num_bytes >= MIN_LEARNT_BYTES:
+            rate = 1 / ((1 - WEIGHT) / rate + WEIGHT * max(seconds, 1e-6) / num_bytes)
+        return ReadCosts(mean_s, rate)
+
+
+class LearntReads:
+    """Learns what reads from one source take. What was found slow is not asked, and so not found to
+    be quick again: after LEARNT_FOR_S it is taken to be as quick as before anything was read.
+    """
+
+    def __init__(self, first: ReadCosts, clock: Callable[[], float]) -> None:
+        """first: measured, or guessed, before the first read. clock: monotonic seconds."""
+        self._first = self._learnt = first
+        self._clock = clock
+        self._learnt_s = clock()
+
+    @property
+    def costs(self) -> ReadCosts:
+        learnt, first = self._learnt, self._first
+        if self._clock() - self._learnt_s < LEARNT_FOR_S:
+            return learnt
+        return ReadCosts(
+            min(learnt.latency_s, first.latency_s), max(learnt.bytes_per_s, first.bytes_per_s)
+        )
+
+    def learn(self, num_bytes: int, seconds: float, latency_s: float) -> None:
+        """As `ReadCosts.learn`."""
+        self._learnt = self.costs.learn(num_bytes, seconds, latency_s)
+        self._learnt_s = self._clock()
 
 
 def is_worth_reading(
@@ -73,11 +101,6 @@ def is_in_time(prefill: PrefillCosts, read: ReadCosts, *, start: int, end: int) 
     """Whether the first block of the tokens [start, end) is expected while a prompt waits for
     it."""
     return read.latency_s <= MARGIN * PATIENCE * prefill.seconds(start, end)
-
-
-def rest_s(before_s: float) -> float:
-    """Return how long a source is left alone that was late once more. before_s: the last time."""
-    return min(MAX_REST_S, max(FIRST_REST_S, 2 * before_s))
 
 
 def patience_s(prefill: PrefillCosts, *, start: int, arrived: int, end: int) -> float:

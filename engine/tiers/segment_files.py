@@ -17,6 +17,7 @@ import mmap
 import os
 import re
 import shutil
+import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -209,9 +210,12 @@ class SegmentFolder:
                 started_s = time.perf_counter()
                 list(threads.map(read_parts, range(num_threads)))
                 parts_s = time.perf_counter() - started_s
-            started_s = time.perf_counter()
-            probe.read_at(memories[0][:record_bytes], 0)
-            return time.perf_counter() - started_s, num_parts * part / parts_s
+            latencies: list[float] = []
+            for number in range(num_parts):
+                started_s = time.perf_counter()
+                probe.read_at(memories[0][:record_bytes], number * part)
+                latencies.append(time.perf_counter() - started_s)
+            return statistics.median(latencies), num_parts * part / parts_s
         finally:
             self.unlink(probe)
             probe.discard()

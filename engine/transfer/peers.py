@@ -23,7 +23,7 @@ from engine.errors import ProtocolError
 from engine.protocol import KVSource
 from engine.sequence import Key
 from engine.tiers.buffers import Buffer, BufferPool, to_pages
-from engine.tiers.policy import ReadCosts
+from engine.tiers.policy import LearntReads, ReadCosts
 from engine.tiers.sources import Arrival, Signal
 from engine.transfer.connection import PeerConnection
 from engine.transfer.messages import BlocksHeld
@@ -45,7 +45,6 @@ IDLE_S = 300.0
 HOLD_S = 10.0
 FIRST_COSTS = ReadCosts(latency_s=0.001, bytes_per_s=5e8)
 """A guess before anything was read: of a socket on a slow machine."""
-LATENCY_WEIGHT = 0.3
 _POLL_S = 0.05
 
 
@@ -133,7 +132,7 @@ class PeerSource:
         """The bytes that came, by the way."""
         self._engine_id, self._layout, self._token = engine_id, layout, token
         self.signal, self._insecure, self._clock = signal, insecure, clock
-        self._costs = FIRST_COSTS
+        self._learnt = LearntReads(FIRST_COSTS, clock)
         self._hints: dict[bytes, tuple[_Hint, int]] = {}
         """By each digest that somebody waits for: the newest one, and its place there."""
         self._expected: dict[Key, _Hint] = {}
@@ -147,7 +146,7 @@ class PeerSource:
     @property
     def costs(self) -> ReadCosts:
         """Return what reads took lately."""
-        return self._costs
+        return self._learnt.costs
 
     def expect(self, key: Key, source: KVSource, digests: Sequence[bytes]) -> None:
         """Take a gateway's word that an engine has blocks: those with these digests, of the front
@@ -234,7 +233,7 @@ class PeerSource:
         held_s = time.perf_counter() - started_s
         num_read, read_s = self._copy(reading, peer, held)
         peer.release(held)
-        self._learn(held_s, num_read * self.record_bytes, read_s)
+        self._learnt.learn(num_read * self.record_bytes, read_s, held_s)
 
     def failed(self, address: str, error: Exception) -> None:
         """Ask an engine nothing for a while."""
@@ -290,12 +289,6 @@ class PeerSource:
             if (buffer := self._buffers.take(_POLL_S)) is not None:
                 return buffer
         return None
-
-    def _learn(self, latency_s: float, num_bytes: int, read_s: float) -> None:
-        costs = self._costs
-        mean_s = costs.latency_s + LATENCY_WEIGHT * (latency_s - costs.latency_s)
-        rate = costs._replace(latency_s=0.0).learn(num_bytes, read_s).bytes_per_s
-        self._costs = ReadCosts(mean_s, rate)
 
 
 class _Peer:

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from engine.prefix_digests import block_digests, root_digest
 from engine.protocol import Breakpoint
-from engine.scheduling.prefix_loader import PrefixLoader, _Rest
-from engine.scheduling.tier_writer import STUCK_S
+from engine.scheduling.prefix_loader import PrefixLoader
+from engine.scheduling.tier_writer import COPIES_PER_STEP, STUCK_S
 from engine.tiers.host import HostTier
-from engine.tiers.policy import MAX_REST_S, PrefillCosts, ReadCosts
+from engine.tiers.policy import PrefillCosts, ReadCosts
+from engine.tiers.rests import MAX_REST_S
 from engine.tiers.sources import Arrival
 from tests.budget import examples
 from tests.engine.scheduling.scheduler_world import PROMPTS, World, make_world, sampler
@@ -275,59 +276,87 @@ def test_a_tier_that_takes_nothing_is_not_waited_for_for_ever() -> None:
     assert not loader.has_writes and not world.scheduler.has_work()
 
 
-def test_a_source_that_was_late_is_left_alone_for_a_while() -> None:
+def ask(world: World, number: int, prompt: list[int]) -> None:
+    """Ask for a prompt, and evict it."""
+    world.add(request(f"r{number}", prompt, max_tokens=1))
+    while world.open or world.scheduler.has_work():
+        world.clock.now += 0.25
+        world.step(lambda: 1)
+    cache = world.scheduler.cache
+    while cache._idle:
+        cache._evict()
+
+
+def test_a_late_source_is_asked_by_longer_prompts_and_by_all_once_it_is_well() -> None:
     rng = random.Random(1)
     tier = MemoryTier(rng)
     changes = {"spare_blocks": 0, "max_seqs": 1, "max_tokens": 24, "ahead": False, "limits": None}
     world = make_tiered(rng, tier, **changes)
     rng.random = lambda: 0.5  # type: ignore[method-assign]
-    loader, number = world.scheduler._loader, 0
+    loader, numbers = world.scheduler._loader, iter(range(1000))
     assert loader is not None
+    loader._costs = lambda: PrefillCosts(token_s=3.0)
+    short, long = PROMPTS[0][:6], PROMPTS[2]
+    num_short, num_long = 1, (len(long) - 1) // BLOCK_SIZE
+    assert num_long >= 4 and short != long[:6]
 
-    def ask(prompt: list[int]) -> int:
-        """Return how many blocks were asked of the tier for a prompt that is evicted after."""
-        nonlocal number
-        number, before = number + 1, tier.num_read
-        world.add(request(f"r{number}", prompt, max_tokens=1))
-        while world.open or world.scheduler.has_work():
-            world.clock.now += 0.25
-            world.step(lambda: 1)
-        cache = world.scheduler.cache
-        while cache._idle:
-            cache._evict()
+    def num_asked(prompt: list[int]) -> int:
+        before = tier.num_read
+        ask(world, next(numbers), prompt)
         return tier.num_read - before
 
-    for _ in range(2):
-        ask(PROMPTS[0])
-    assert ask(PROMPTS[0]) == 4 and loader.num_late == 0
+    for prompt in (short, long) * 2:
+        num_asked(prompt)
+    assert (num_asked(short), num_asked(long)) == (num_short, num_long) and not loader.num_late
     read = tier.read
-    tier.read = lambda digests: stuck(read(digests))  # type: ignore[method-assign]
 
-    def stuck(reading: TierRead) -> TierRead:
+    def never(digests: Sequence[bytes]) -> TierRead:
+        reading = read(digests)
         reading._is_stuck = True
         return reading
 
-    asked = []
-    for _ in range(40):
-        asked.append(ask(PROMPTS[0]))
+    tier.read = never  # type: ignore[method-assign]
+    asked, began_s = [], world.clock.now
+    for _ in range(60):
+        asked.append(num_asked(short))
         world.clock.now += 1.0
-    assert asked[:2] == [4, 0] or asked[0] == 4
-    assert 3 <= loader.num_late <= 8 and asked.count(4) == loader.num_late
+    most = 5 + (world.clock.now - began_s) / MAX_REST_S
+    assert asked[:2] == [num_short] * 2, "the first time may have been a stall"
+    assert 5 <= loader.num_late <= most and asked.count(num_short) == loader.num_late
+    while not num_asked(short):
+        pass
+    assert num_asked(long) == num_long, "it can wait for longer"
     tier.read = read  # type: ignore[method-assign]
+    assert num_asked(short) == 0 and num_asked(long) == num_long
     world.clock.now += MAX_REST_S
-    assert ask(PROMPTS[0]) == 4
-    assert ask(PROMPTS[0]) == 4, "it is asked as before once it was in time"
+    assert num_asked(short) == num_short
+    assert num_asked(short) == num_short, "it is asked as before once it was in time"
 
 
-def test_a_short_prompt_that_waited_in_vain_says_nothing_about_a_long_one() -> None:
+def test_what_has_arrived_is_not_given_up_because_a_step_was_long() -> None:
     rng = random.Random(1)
     tier = MemoryTier(rng)
     world = make_tiered(rng, tier, spare_blocks=6, max_tokens=24, ahead=False, limits=None)
     loader = world.scheduler._loader
     assert loader is not None
-    loader._costs = lambda: PrefillCosts(token_s=1.0)
-    source: Any = tier
-    loader._rests["disk"] = _Rest(until_s=100.0, length_s=60.0, waited_s=0.5)
-    assert loader._is_left_alone(source, 0, 8, 50.0), "32 tokens wait for 0.96 s"
-    assert not loader._is_left_alone(source, 0, 9, 50.0), "36 tokens for 1.08 s"
-    assert not loader._is_left_alone(source, 0, 8, 100.0)
+    prompt = [3] * ((COPIES_PER_STEP + 1) * BLOCK_SIZE + 1)
+    world.add(request("first", prompt, max_tokens=1))
+    seq = next(iter(world.scheduler._waiting))
+    row, num_kept = np.full(BLOCK_SIZE, None, dtype=object), COPIES_PER_STEP + 1
+    tier.kept = {world.scheduler.cache.digest(seq, index): row for index in range(num_kept)}
+
+    class Ready(TierRead):
+        @property
+        def is_ready(self) -> bool:
+            return bool(self._found)
+
+        def take(self) -> Arrival | None:
+            return Arrival(self._found.popleft()[None], lambda: None) if self._found else None
+
+    tier.read = lambda digests: Ready(rng, [row] * len(digests), False)  # type: ignore[method-assign]
+    assert loader.begin(seq, [], num_kept)
+    world.clock.now += 1000.0
+    assert loader.advance(num_kept) == [], "a part of it is copied between two steps"
+    world.clock.now += 1000.0
+    assert loader.advance(num_kept) == [seq]
+    assert loader.num_late == 0 and loader._loaded[seq.key][-1][2] == num_kept

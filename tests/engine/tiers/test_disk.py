@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigError
-from engine.tiers.disk import DiskRead, DiskTier
-from engine.tiers.segment_files import FolderInUse, Write
+from engine.tiers.disk import NUM_READERS, DiskRead, DiskTier
+from engine.tiers.segment_files import FolderInUse, SegmentFile, Write
 from tests.engine.tiers.records import FORM, digest_of, payload_of
 
 MAX_BYTES = 8 << 20
@@ -112,6 +113,34 @@ def test_a_block_that_is_damaged_ends_a_reading_before_it(
         assert read(tier, tier.read(wanted)) == [payload_of(n) for n in range(6)]
     assert "damaged" in caplog.text and tier.num_damaged == 1
     assert tier.read(wanted).num_blocks == 6 and tier.takes(digest_of(6))
+
+
+def test_a_disk_that_hangs_is_known_to_until_it_answers(
+    open_tier: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier()
+    put(tier, range(10))
+    settle(tier, lambda: tier.num_written == 10)
+    read_at, goes_on = SegmentFile.read_at, threading.Event()
+    hanging = threading.Semaphore(0)
+
+    def hang(segment: SegmentFile, memory: memoryview, offset: int) -> int:
+        hanging.release()
+        assert goes_on.wait(60.0)
+        return read_at(segment, memory, offset)
+
+    monkeypatch.setattr(SegmentFile, "read_at", hang)
+    reading = tier.read([digest_of(n) for n in range(10)])
+    for _ in range(NUM_READERS):
+        assert hanging.acquire(timeout=60.0)
+    reading.cancel()
+    first_s = tier.costs.latency_s
+    while tier.costs.latency_s <= max(first_s, 0.01):
+        tier.signal.wait(0.001)
+    goes_on.set()
+    settle(tier, lambda: max(tier._began_s) == math.inf)
+    assert tier.costs.latency_s == tier._learnt.costs.latency_s
+    assert read(tier, tier.read([digest_of(9)])) == [payload_of(9)]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.tiers.policy import (
+    LEARNT_FOR_S,
     MARGIN,
-    MAX_REST_S,
     MIN_LEARNT_BYTES,
     PATIENCE,
+    LearntReads,
     PrefillCosts,
     ReadCosts,
     is_in_time,
     is_worth_reading,
     num_worth_keeping,
     patience_s,
-    rest_s,
 )
 
 SMALL_ON_CPU = PrefillCosts(1 / 1_830)
@@ -78,20 +79,26 @@ def test_of_a_short_prompt_nothing_would_arrive_in_time() -> None:
     assert is_in_time(SMALL_ON_CPU, disk, start=0, end=128)
 
 
-def test_who_is_late_again_and_again_is_left_alone_for_longer() -> None:
-    rests, rest = [], 0.0
-    for _ in range(8):
-        rest = rest_s(rest)
-        rests.append(rest)
-    assert rests == [1, 2, 4, 8, 16, 32, MAX_REST_S, MAX_REST_S]
-
-
-def test_a_rate_is_learnt_from_large_reads() -> None:
-    costs = ReadCosts(0.0, 1e9)
-    assert costs.learn(MIN_LEARNT_BYTES - 1, 10.0) == costs
+def test_costs_are_learnt_from_reads() -> None:
+    costs = ReadCosts(0.001, 1e9).learn(100, 10.0, 0.011)
+    assert costs == (pytest.approx(0.004), 1e9), "so small a read says nothing about a rate"
     for _ in range(50):
-        costs = costs.learn(100_000_000, 1.0)
-    assert 0.99e8 < costs.bytes_per_s < 1.01e8
+        costs = costs.learn(100_000_000, 1.0, 0.02)
+    assert costs == (pytest.approx(0.02, rel=0.01), pytest.approx(1e8, rel=0.01))
+
+
+def test_a_source_that_was_found_slow_is_tried_again_later() -> None:
+    now_s = 0.0
+    reads = LearntReads(ReadCosts(0.001, 1e9), lambda: now_s)
+    for _ in range(50):
+        reads.learn(MIN_LEARNT_BYTES, 1.0, 1.0)
+    assert reads.costs == (pytest.approx(1.0), pytest.approx(MIN_LEARNT_BYTES))
+    now_s += LEARNT_FOR_S
+    assert reads.costs == (0.001, 1e9)
+    for _ in range(50):
+        reads.learn(4_000_000_000, 1.0, 0.002)
+    now_s += LEARNT_FOR_S
+    assert reads.costs == (0.001, pytest.approx(4e9, rel=0.01)), "and stays as quick as it was"
 
 
 def test_the_second_use_is_worth_keeping() -> None:
