@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import httpx
 
 import gateway
+from billing.spool.spool import SpoolCounts
 from engine.fake.engine import FAKE_CONFIG, FakeCore
 from gateway.app.create import create_app
 from gateway.fleet.waiting_room import WaitingRoom
@@ -30,8 +31,10 @@ async def scrape(folder: Path, shared: Path) -> None:
         readiness=SimpleNamespace(
             observe=lambda: None, components=list, free_bytes=None, num_quarantined=0
         ),
-        generation=SimpleNamespace(open_calls={}),
-        spool=SimpleNamespace(backlog=0, lag_s=lambda now: 0.0),
+        generation=SimpleNamespace(open_calls={}, fleet=SimpleNamespace(routes=())),
+        spool=SimpleNamespace(
+            backlog=0, unsynced_s=0.0, counts=SpoolCounts(0, 0, 0), lag_s=lambda now: 0.0
+        ),
         shipper=SimpleNamespace(alarms=SimpleNamespace(conflicts=0, refused=0)),
         engines={
             "m": {"m": SimpleNamespace(connected=True, status=FakeCore(FAKE_CONFIG).status())}

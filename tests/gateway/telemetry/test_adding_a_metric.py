@@ -40,7 +40,7 @@ def test_a_metric_is_added_in_at_most_two_places(tmp_path: Path) -> None:
     program = ("-m", "tests.gateway.telemetry.added_metrics", str(tmp_path), str(shared))
     told = run_copy(tmp_path, program, PROMETHEUS_MULTIPROC_DIR=str(shared))
     found = re.findall("^tollgate_(?:observations|queues|engine_steps).*", told.stdout, re.M)
-    steps = 'tollgate_engine_steps{model="fake"} 0.0'
+    steps = 'tollgate_engine_steps{model="m",replica="m"} 0.0'
     one = [steps, "tollgate_observations_total 1.0", "tollgate_queues 2.0"]
     two = [steps, "tollgate_observations_total 2.0", "tollgate_queues 4.0"]
     assert [*map(sorted, (found[:3], found[3:]))] == [one, two], told.stderr or found
