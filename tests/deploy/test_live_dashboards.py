@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -42,6 +44,16 @@ agentic = {ttft_s = 0.00001, tpot_s = 0.00001}
 name = "penny"
 path = "models/penny"
 [[model]]
+name = "pair"
+path = "models/penny"
+prefill = 1
+decode = 1
+[[model]]
+name = "ranged"
+path = "models/penny"
+replicas = "2..3"
+slo.agentic = {ttft_s = 0.00001, ttft_per_prefill = 1.0, tpot_s = 10}
+[[model]]
 name = "far"
 upstream = "http://127.0.0.1:9/v1"
 max_concurrency = 4
@@ -58,8 +70,18 @@ scrape_configs:
   - {job_name: tollgate, static_configs: [{targets: ["127.0.0.1:PORT"]}]}
 """
 TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+ASKED: Any = (
+    ("penny", {}),
+    ("penny", {"tools": [TOOL]}),
+    ("pair", {}),
+    ("ranged", {"tools": [TOOL]}),
+    ("far", {}),
+)
+BUSY: Any = (("ranged", {"max_tokens": 400}), ("pair", {"max_tokens": 60}))
+"""Keeps engines busy, so that there are streams to lose, what comes too late, and what is handed
+over."""
 HAS_PROMETHEUS = shutil.which("prometheus") is not None
-DATA_TIMEOUT_S = 120.0
+DATA_TIMEOUT_S = 240.0
 
 
 @contextmanager
@@ -98,8 +120,8 @@ def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
 class Traffic:
     """Asks a stack until told to stop: chats, tools, what is refused, and calls of MCP servers."""
 
-    def __init__(self, stack: Stack) -> None:
-        self._stack, self._over = stack, threading.Event()
+    def __init__(self, stack: Stack, asked: Any = ASKED) -> None:
+        self._stack, self._asked, self._over = stack, asked, threading.Event()
         key = stack.create_key("--scope", "inference", "--scope", "mcp:call")
         self._client, self._key = stack.client(api_key=key, max_retries=0), key
         self._thread = threading.Thread(target=self._go_on)
@@ -114,16 +136,16 @@ class Traffic:
 
     def _go_on(self) -> None:
         while not self._over.is_set():
-            for model, more in (("penny", {}), ("penny", {"tools": [TOOL]}), ("far", {})):
+            for model, more in self._asked:
                 self._chat(model, more)
             asyncio.run(self._call_tools())
             time.sleep(0.2)
 
     def _chat(self, model: str, more: dict[str, Any]) -> None:
-        messages: Any = [{"role": "user", "content": "Tell me of the sea. " * 8}]
+        messages: Any = [{"role": "user", "content": "Tell me of the sea. " * 40}]
         with suppress(OpenAIError):
             stream = self._client.chat.completions.create(
-                model=model, messages=messages, max_tokens=12, stream=True, **more
+                model=model, messages=messages, stream=True, **{"max_tokens": 12, **more}
             )
             for _ in stream:
                 pass
@@ -139,7 +161,7 @@ class Traffic:
 def data_of(url: str, expression: str) -> list[float]:
     """Return the values of a query that are numbers."""
     for name, value in (
-        ("$__rate_interval", "30s"),
+        ("$__rate_interval", "2m"),
         ("$__range", "5m"),
         ("$model", ".*"),
         ("$server", ".*"),
@@ -149,6 +171,26 @@ def data_of(url: str, expression: str) -> list[float]:
     assert answer["status"] == "success", (expression, answer)
     values = (float(each["value"][1]) for each in answer["data"]["result"])
     return [each for each in values if not math.isnan(each)]
+
+
+def kill_engines(stack: Stack, is_over: threading.Event) -> None:
+    """Kill an engine of `ranged` now and then: its streams go on at the other one."""
+    while not is_over.wait(15):
+        for pid in stack.pids("--served-name", "ranged")[:1]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def dying_engines(stack: Stack) -> Iterator[None]:
+    is_over = threading.Event()
+    thread = threading.Thread(target=kill_engines, args=(stack, is_over))
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def wait_for_data(url: str, asked: dict[str, str]) -> None:
@@ -175,7 +217,7 @@ def test_every_panel_has_data_of_a_live_tollgate() -> None:
         stack = opened.enter_context(running(config=config, workers=2))
         url = opened.enter_context(prometheus(scraped, "exemplar-storage"))
         native = opened.enter_context(prometheus(scraped, "native-histograms"))
-        with Traffic(stack):
+        with Traffic(stack), Traffic(stack, BUSY), Traffic(stack, BUSY), dying_engines(stack):
             wait_for_data(url, asked)
             wait_for_data(native, {"native": NATIVE})
         exemplars = httpx.get(
