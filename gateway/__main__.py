@@ -1,5 +1,5 @@
-"""`python -m gateway` is `tollgate`; `python -m gateway worker`, `conductor`, `join` and `ray`
-are processes of `tollgate up`."""
+"""`python -m gateway` is `tollgate`; `python -m gateway worker`, `conductor`, `join`, `lend` and
+`ray` are processes of `tollgate up`."""
 
 import sys
 
@@ -17,6 +17,8 @@ elif sys.argv[1:2] == ["conductor"]:
     from gateway.fleet.conductor.process import main
 elif sys.argv[1:2] == ["join"]:
     from gateway.fleet.joining.process import main
+elif sys.argv[1:2] == ["lend"]:
+    from gateway.fleet.cells.lending import main
 elif sys.argv[1:2] == ["ray"]:
     from gateway.processes.launching.process import main
 else:

@@ -48,7 +48,10 @@ OF_THE_ENGINE = (
     # The files that it sends to engines, as these send them to each other.
     "engine.transport.file_ranges",
     "engine.transport.frames",
+    # An engine that is lent joins another cell's home as engines of other machines do.
+    "engine.transport.join_identity",
     "engine.transport.join_messages",
+    "engine.transport.joining",
     "engine.transport.usage_record",
 )
 

@@ -208,6 +208,18 @@ FLEET = Dashboard(
             "reqps",
         ),
         Panel(
+            "Attempts on engines of other cells",
+            [
+                (
+                    "{{model}} {{cell}}",
+                    f"{rate('tollgate_cell_attempts_total', 'model, cell', where=MODEL)}"
+                    " or vector(0)",
+                )
+            ],
+            "ops",
+            "The own cell has no engine up, would be late, or lost the one that was asked.",
+        ),
+        Panel(
             "How far first tokens were from their prediction",
             p50_p99("tollgate_fleet_prediction_error_seconds", "model", where=MODEL),
             "s",

@@ -54,8 +54,8 @@ from gateway.cache_report.leases import CacheLeases, both, place_of
 from gateway.cache_report.report import CacheReport
 from gateway.db import POOL_SIZE, ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.files.store import open_files
+from gateway.fleet.cells.lent_engine import LentEngineClient
 from gateway.fleet.drain_marks import DrainMarks
-from gateway.fleet.joining.tokens import JoinTokens
 from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet
@@ -364,7 +364,7 @@ async def open_services(
         shipper=shipper,
         engines=models.engines,
         drain_marks=models.drain_marks,
-        join_tokens=JoinTokens(Home(settings.home).join, lambda: models.joinable),
+        join_tokens=models.join_tokens(Home(settings.home)),
         index=models.index,
         rooms=models.rooms,
         authorization=auth.authorization,
@@ -585,7 +585,7 @@ def start_bookkeeping(settings: Settings, resources: Resources, models: ServedMo
     invoicer = Invoicer(system_db, on_suspension=lambda: announce_suspensions(resources.redis))
     invoicer.start()
     stack.push_async_callback(invoicer.close)
-    start_daily_agreement(stack, Home(settings.home), lambda: models.configured, system_db)
+    start_daily_agreement(stack, settings, lambda: models.configured, system_db)
 
 
 def follow_registry(settings: Settings, resources: Resources, fleet: Fleet) -> None:
@@ -634,8 +634,8 @@ async def open_models(
 ) -> ServedModels:
     """Open what serves the models; each engine's client connects from now on."""
 
-    def connect(name: str, address: str) -> EngineClient:
-        return EngineClient(
+    def connect(kind: type[EngineClient], name: str, address: str) -> EngineClient:
+        return kind(
             address,
             on_orphan=partial(settlement.orphaned, name),
             on_lease=partial(leases.heard, place_of(address)),
@@ -648,7 +648,9 @@ async def open_models(
     stack.callback(marks.close)
     index = KvIndex(Home(settings.home).kv_index)
     models = ServedModels(
-        *(connect, threads, leases.asked, marks, index), fetches=settings.fleet.fetch
+        *(partial(connect, EngineClient), threads, leases.asked, marks, index),
+        fetches=settings.fleet.fetch,
+        borrow=partial(connect, LentEngineClient),
     )
     wanted = await models.prepare(settings, wait_s=START_WAIT_S)
     models.swap(wanted)

@@ -22,6 +22,8 @@ from foundation.retirement import Retirement
 from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.engine.kept_prefixes import OnAsked
 from gateway.fleet.engine_view import EngineView
+from gateway.fleet.joining.round_trips import RoundTrips
+from gateway.fleet.joining.tokens import JoinTokens
 from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.predicted_time import ModelCosts
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -92,7 +94,8 @@ def what_makes(settings: Settings) -> tuple[object, ...]:
 class ServedModels:
     """The models of one worker. `connect` starts no client. `on_asked`: hears what engines are
     asked to keep. `marks`: of engines that get nothing new. `index`: of which engine has what
-    cached. `fetches`: engines of a model read prefixes of each other."""
+    cached. `fetches`: engines of a model read prefixes of each other. `borrow`: as `connect`, for
+    engines that other cells lend."""
 
     def __init__(
         self,
@@ -103,6 +106,7 @@ class ServedModels:
         index: KvIndex,
         *,
         fetches: bool = True,
+        borrow: Connect | None = None,
     ) -> None:
         self.fleet = Fleet((), fetches=fetches)
         self.engines: dict[str, Mapping[str, EngineClient]] = {}
@@ -110,6 +114,7 @@ class ServedModels:
         self.rooms: dict[str, Sequence[WaitingRoom]] = {}
         """By model name, as of now."""
         self._connect, self._threads, self._on_asked = connect, threads, on_asked
+        self._borrow = borrow or connect
         self.drain_marks = marks
         self.index = index
         self._served: dict[str, ServedModel] = {}
@@ -119,6 +124,7 @@ class ServedModels:
         """The costs of steps, by the kind of engines; the views of such engines hold them."""
         self._uses: dict[EngineKey, int] = {}
         self._own_rooms = Rooms()
+        self._round_trips: RoundTrips | None = None
         self._asked: dict[str, AskedWork] = {}
         """By the name of each model whose engines a planner counts, as long as this worker runs."""
         self._retirement = Retirement()
@@ -129,6 +135,15 @@ class ServedModels:
     def joinable(self) -> frozenset[str]:
         """Return the models that engines of other machines may join now."""
         return frozenset(each.name for each in self.configured if each.joined)
+
+    @property
+    def lending_cells(self) -> frozenset[str]:
+        """Return the other cells that may lend engines to this one now."""
+        return frozenset(one.cell for each in self.configured for one in each.borrowed)
+
+    def join_tokens(self, home: Home) -> JoinTokens:
+        """Return the tokens of a home, for what may join it now."""
+        return JoinTokens(home.join, lambda: self.joinable, lambda: self.lending_cells)
 
     @property
     def configured(self) -> list[ModelConfig]:
@@ -187,6 +202,9 @@ class ServedModels:
             asked.close()
         self._asked.clear()
         self._own_rooms.close()
+        if self._round_trips is not None:
+            self._round_trips.close()
+            self._round_trips = None
 
     def _fresh(self, wanted: Mapping[str, ServedModel]) -> Iterable[ServedModel]:
         return [each for name, each in wanted.items() if self._served.get(name) is not each]
@@ -204,7 +222,8 @@ class ServedModels:
             on_asked=self._on_asked,
             marks=self.drain_marks,
             index=self.index,
-            views=[self._views[model.name, address] for address in model.engines],
+            views=[self._views[model.name, address] for address in model.asked_engines],
+            round_trips=self._round_trips_of(model, Home(settings.home)),
         )
         asked = self._asked_of(model, Home(settings.home))
         try:
@@ -220,6 +239,11 @@ class ServedModels:
             settings=settings, model=model, routes=routes, clients=clients, stamps=stamps
         )
 
+    def _round_trips_of(self, model: ModelConfig, home: Home) -> RoundTrips | None:
+        if model.borrowed and self._round_trips is None:
+            self._round_trips = RoundTrips(home.round_trips)
+        return self._round_trips
+
     def _asked_of(self, model: ModelConfig, home: Home) -> AskedWork | None:
         if model.planned_range is None:
             return None
@@ -231,13 +255,16 @@ class ServedModels:
         home = Home(settings.home)
         kind = f"{model.name} {model.path} {model.engine_options}"
         costs = self._costs.setdefault(kind, ModelCosts())
-        names = [(model.name, address) for address in model.engines]
-        return tuple(self._take_client(each, home, costs) for each in names)
+        names = [(model.name, address) for address in model.asked_engines]
+        lent = {each.address for each in model.borrowed}
+        return tuple(self._take_client(each, home, costs, each[1] in lent) for each in names)
 
-    def _take_client(self, key: EngineKey, home: Home, costs: ModelCosts) -> EngineClient:
+    def _take_client(
+        self, key: EngineKey, home: Home, costs: ModelCosts, is_lent: bool
+    ) -> EngineClient:
         client = self._clients.get(key)
         if client is None:
-            client = self._clients[key] = self._connect(*key)
+            client = self._clients[key] = (self._borrow if is_lent else self._connect)(*key)
             view = self._views[key] = EngineView(SentWork(home.sent_to(key[1])), costs)
             client.on_status = view.heard
             client.start()
@@ -267,7 +294,7 @@ class ServedModels:
         for close in replicas:
             await close()
         self._own_rooms.give_back(model, settings)
-        await asyncio.gather(*(self._give_back((model.name, each)) for each in model.engines))
+        await asyncio.gather(*(self._give_back((model.name, each)) for each in model.asked_engines))
 
     async def _give_back(self, key: EngineKey) -> None:
         self._uses[key] -= 1
@@ -279,16 +306,17 @@ class ServedModels:
 
 def engines_of(served: ServedModel) -> dict[str, EngineClient]:
     """Return the engines of a model by the names of their replicas."""
-    names = map(served.model.replica_name, served.model.engines)
+    names = map(served.model.replica_name, served.model.asked_engines)
     return dict(zip(names, served.clients, strict=True))
 
 
 def expected(served: ServedModel) -> Iterable[EngineClient]:
     """Yield the engines of a model that are there, or will be: all but those that may join and have
-    not, whose sockets are missing, and that of a model which is asleep."""
+    not, whose sockets are missing, those that other cells lend, and that of a model which is
+    asleep."""
     if served.model.is_asleep:
         return
-    for address, client in zip(served.model.engines, served.clients, strict=True):
+    for address, client in zip(served.model.engines, served.clients, strict=False):
         if address not in served.model.joined or Path(address.removeprefix("unix:")).exists():
             yield client
 
@@ -311,6 +339,7 @@ def routes_of(
     marks: DrainMarks,
     index: KvIndex,
     views: Sequence[EngineView],
+    round_trips: RoundTrips | None = None,
 ) -> list[Route]:
     """Make the routes of a model and its adapters. Blocks: it reads a tokenizer."""
     if not clients:
@@ -318,7 +347,11 @@ def routes_of(
     else:
         from gateway.fleet.engine.routes import engine_routes  # loads the tokenizers library
 
-        routes = list(engine_routes(model, clients, threads, on_asked, marks, index, views))
+        routes = list(
+            engine_routes(
+                model, clients, threads, on_asked, marks, index, views, round_trips=round_trips
+            )
+        )
     compat = settings.compat
     ignores_unknown = (model.unknown_fields or compat.unknown_fields) == "ignore"
     speaks_vllm = (model.dialect or compat.dialect) == "vllm"

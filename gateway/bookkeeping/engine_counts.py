@@ -2,6 +2,8 @@
 `billing.reconciliation.agreement`.
 
 An engine that somebody else runs, or that joined, keeps its own: models with such are left out.
+Where cells share the books, what an engine counts may be booked by the gateways of another one, and
+the books have what the engines of another one generated: requests are compared, and no totals.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.reconciliation.agreement import EngineCount, Tokens
@@ -20,12 +23,16 @@ from billing.reconciliation.daily import DailyAgreement
 from engine.protocol import Usage
 from engine.transport import usage_record
 from gateway.home import Home
+from gateway.settings.load import Settings
 from gateway.settings.models import ModelConfig
 
 
-def engine_counts(home: Home, models: Sequence[ModelConfig]) -> list[EngineCount]:
+def engine_counts(
+    home: Home, models: Sequence[ModelConfig], *, shares_books: bool = False
+) -> list[EngineCount]:
     """Return the counts of the models that have an engine here, and of those that had one and are
-    not served any more. Raises: OSError, ValueError for a file that is no record."""
+    not served any more. `shares_books`: this home is one of several cells. Raises: OSError,
+    ValueError for a file that is no record."""
     configured = {model.name: model for model in models}
     sold: list[_SoldTogether] = []
     for name, records in home.usage_records().items():
@@ -35,7 +42,7 @@ def engine_counts(home: Home, models: Sequence[ModelConfig]) -> list[EngineCount
             names = home.names_sold(name) | {adapter.name for adapter in adapters}
             _add(sold, _SoldTogether((name,), names, tuple(records)))
     return [
-        count
+        msgspec.structs.replace(count, shares_books=shares_books)
         for each in sold
         for count in _counts(", ".join(each.engines), each.models, each.records)
     ]
@@ -63,15 +70,16 @@ def _add(sold: list[_SoldTogether], model: _SoldTogether) -> None:
 
 def start_daily_agreement(
     stack: AsyncExitStack,
-    home: Home,
+    settings: Settings,
     models: Callable[[], Sequence[ModelConfig]],
     db: AsyncEngine,
 ) -> None:
     """Start the daily agreement of this host. `models`: those that are served now. `db`: of a role
     that sees every org's rows."""
+    home, shares_books = Home(settings.home), settings.cell is not None
 
     def counts() -> list[EngineCount]:
-        return engine_counts(home, models())
+        return engine_counts(home, models(), shares_books=shares_books)
 
     daily = DailyAgreement(db, home.spool, counts, host=socket.gethostname())
     stack.push_async_callback(daily.stop)

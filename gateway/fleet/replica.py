@@ -5,7 +5,7 @@ Knows no tenant and no price.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
@@ -194,6 +194,10 @@ class ViewedReplica(Replica, Protocol):
     view: EngineView
     is_prefill: bool
     """It computes prompts for others of its model."""
+    cell: str | None
+    """The other cell that lends it; None: it is of this home."""
+    round_trip: Callable[[], float]
+    """Returns the seconds to its cell and back; 0: it is of this home, or nobody knows."""
 
     @property
     def is_available(self) -> bool: ...
@@ -216,6 +220,11 @@ class ViewedReplica(Replica, Protocol):
 def is_viewed(replica: Replica) -> TypeGuard[ViewedReplica]:
     """Tell whether it is an engine of ours."""
     return hasattr(replica, "view")
+
+
+def cell_of(replica: Replica) -> str | None:
+    """Return the other cell that lends a replica; None: it is of this home, or an upstream."""
+    return replica.cell if is_viewed(replica) else None
 
 
 def are_viewed(replicas: Sequence[Replica]) -> TypeGuard[Sequence[ViewedReplica]]:

@@ -37,10 +37,21 @@ from gateway.fleet.replica import (
     SizedReplica,
     ViewedReplica,
     are_viewed,
+    cell_of,
     is_viewed,
 )
 from gateway.fleet.roles import choose_by_role, choose_to_go_on, pools_of
-from gateway.fleet.routing import Candidate, Choice, candidates_of, choose, lead
+from gateway.fleet.routing import (
+    Candidate,
+    Choice,
+    before,
+    candidates_of,
+    choose,
+    is_better,
+    is_late,
+    lead,
+    with_reason,
+)
 from gateway.fleet.sent_work import AskedWork
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.generate_request import Dialect, GenerateRequest, ModelKind
@@ -184,6 +195,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     """How long that took when it was last; None: nobody knows."""
     has_roles: bool = False
     """Some of its engines compute prompts for the others."""
+    has_borrowed: bool = False
+    """Other cells may lend engines of it."""
     speaks_vllm: bool = False
     """Our engine does as vLLM's servers do where they do otherwise than OpenAI."""
 
@@ -204,7 +217,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
         has not joined, or is down."""
         if self.is_asleep:
             return {"serving": 0, "drained": 0, "away": 0, "asleep": 1}
-        loads = [each.health() for each in self.replicas]
+        loads = [each.health() for each in self.replicas if cell_of(each) is None]
         there = [each for each in loads if each.available]
         drained = sum(each.is_drained for each in there)
         return {
@@ -242,9 +255,9 @@ class Fleet:
         self._clock = clock
         self._rng = rng or random.Random()
         self._failures: dict[Replica, Failures] = {}
-        self._errors: dict[tuple[str, Lane], PredictionError] = {}
-        """By model and lane: what comes of a backlog of batches says nothing of who goes before it.
-        """
+        self._errors: dict[tuple[str, Lane, bool], PredictionError] = {}
+        """By model and lane, and whether other cells lend the engines: what comes of a backlog of
+        batches says nothing of who goes before it."""
 
     @property
     def routes(self) -> Sequence[Route]:
@@ -329,7 +342,10 @@ class Fleet:
         if len(route.replicas) == 1:
             return route.replicas
         if are_viewed(route.replicas):
-            able = self._able_first(route.replicas)
+            engines: Sequence[ViewedReplica] = route.replicas
+            if route.has_borrowed:  # who is not lent now is no reason to wait for anybody
+                engines = [each for each in engines if each.cell is None or each.is_available]
+            able = self._able_first(engines)
             if route.has_roles:
                 # Those that decode say how long a request may be: a prompt need not go elsewhere.
                 able = sorted(able, key=lambda each: each.is_prefill)
@@ -362,12 +378,71 @@ class Fleet:
         affinity leads to. `replicas`: of the route, as `order` has them; `prepared`: by the first
         of them. `latest_s`: returns the seconds from now within which its first token is worth
         having, by what its prompt would take an idle engine; None: whenever."""
+        if route.has_borrowed and are_viewed(replicas):
+            return self._choose_cell(route, replicas, prepared, priority, affinity, latest_s)
+        return self._choose_among(route, replicas, prepared, priority, affinity, latest_s)
+
+    def _choose_cell(
+        self,
+        route: Route,
+        replicas: Sequence[ViewedReplica],
+        prepared: PreparedRequest,
+        priority: Priority,
+        affinity: bytes | None,
+        latest_s: Callable[[float | None], float | None],
+    ) -> RoutedRequest:
+        """Let a request stay in its cell, unless that is down or late for it. Engines that other
+        cells lend come after those of the own one that are up, in any case."""
+        own = [each for each in replicas if each.cell is None]
+        lent = self._able([each for each in replicas if each.cell is not None])
+        up = self._able(own)
+        arguments = (prepared, priority, affinity, latest_s)
+        if not lent:
+            return self._choose_among(route, own or replicas, *arguments)
+        if not up:
+            there = self._choose_among(route, lent, *arguments, always=True)
+            assert there.choice is not None
+            return msgspec.structs.replace(
+                there,
+                replicas=[*there.replicas, *own],
+                choice=with_reason(there.choice, "cell_down"),
+            )
+        here = self._choose_among(route, own, *arguments, always=True)
+        down = [each for each in here.replicas if each not in up]
+        ordered = [each for each in here.replicas if each in up]
+        promised_s = latest_s(here.idle_prefill_s)
+        if is_late(here.soonest_s, promised_s) and not here.is_one_free:
+            there = self._choose_among(route, lent, *arguments, always=True)
+            if is_better(there.soonest_s, here.soonest_s, promised_s):
+                assert here.choice is not None and there.choice is not None
+                return msgspec.structs.replace(
+                    there,
+                    replicas=[*there.replicas, *ordered, *down],
+                    views=[*there.views, *here.views],
+                    choice=before(there.choice, here.choice, "cell_late"),
+                )
+        return msgspec.structs.replace(here, replicas=[*ordered, *lent, *down])
+
+    def _choose_among(
+        self,
+        route: Route,
+        replicas: Sequence[Replica],
+        prepared: PreparedRequest,
+        priority: Priority,
+        affinity: bytes | None,
+        latest_s: Callable[[float | None], float | None],
+        *,
+        always: bool = False,
+    ) -> RoutedRequest:
+        """As `choose`, among replicas of one cell. `always`: also where there is one alone."""
         if not are_viewed(replicas):
             known = [each.predicted_ttft_s(prepared, priority) for each in replicas]
             sooner = [each for each in known if each is not None]
             soonest_s = min(sooner) if len(sooner) == len(known) else None
             return RoutedRequest(replicas=replicas, soonest_s=soonest_s)
-        error = self._errors.setdefault((route.model, priority.lane), PredictionError())
+        is_lent = route.has_borrowed and replicas[0].cell is not None
+        kind = (route.model, priority.lane, is_lent)
+        error = self._errors.setdefault(kind, PredictionError())
         factor, tokens = error.factor, prepared.input_tokens
         able = (self._able(replicas) or replicas) if len(replicas) > 1 else replicas
         cached, views = able[0].cached_tokens(prepared, able), [each.view for each in able]
@@ -375,10 +450,12 @@ class Fleet:
             has_all = [tokens if each.name == source else 0 for each in able]
             cached = [*map(max, cached, has_all)]
         candidates = candidates_of(
-            *(views, tokens, cached, priority.lane, factor), fetches=self._fetches
+            *(views, tokens, cached, priority.lane, factor), fetches=self._fetches and not is_lent
         )
+        if is_lent:
+            candidates = [*map(farther, candidates, able)]
         choice, best = None, 0
-        if len(replicas) > 1:
+        if len(replicas) > 1 or always:
             choice = self._choose(route, able, prepared, candidates, affinity, latest_s, factor)
             best = choice.order[0]
             chosen = [able[at] for at in choice.order]
@@ -482,6 +559,12 @@ class Fleet:
         if affinity is None:
             return [self._rng.expovariate(each.weight) for each in replicas]
         return [-math.log(uniform(affinity, each.name)) / each.weight for each in replicas]
+
+
+def farther(candidate: Candidate, engine: ViewedReplica) -> Candidate:
+    """Return what is predicted of an engine by whoever is in another cell."""
+    seconds = candidate.predicted_s + engine.round_trip()
+    return msgspec.structs.replace(candidate, predicted_s=seconds)
 
 
 def idle_prefill_s(views: Iterable[EngineView], num_tokens: int) -> float | None:

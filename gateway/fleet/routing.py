@@ -7,6 +7,10 @@ in common draws all requests to where it was computed first, where nothing waits
 is the larger the freer the replicas are, as there is time then to compute a prefix once more. Of
 those within TIE_S of the best the one with the least recent work is chosen. The parts were found by
 simulation (`python -m bench.fleet routers|hot|paced`).
+
+A request stays in its cell unless no engine of its model is up there, or its first token would come
+later there than was promised, and as promised or clearly sooner in another cell, the round trip to
+that one included.
 """
 
 from __future__ import annotations
@@ -28,12 +32,16 @@ RECENT_SHARE, MOST_RECENT_SHARE = 0.02, 1.0
 """The worth of a second of recent work where replicas are busy with prompts all the time; where
 they are for a part of it, this over the square of that part."""
 TIE_S = 0.002
+CLEARLY_SOONER = 0.7
+"""The part of the seconds at home within which another cell has to say the first token where both
+are late: what is predicted of that one is a round trip older."""
 
-RouteReason = Literal["cached", "least_work", "spread", "key", "split"]
+RouteReason = Literal["cached", "least_work", "spread", "key", "split", "cell_down", "cell_late"]
 """Why a replica is first. cached: it is the soonest, and has more of the prompt than another.
 least_work: it is the soonest. spread: another is as soon or sooner, where more is held up or more
 was done lately. key: the client's key leads there. split: one engine computes the prompt, another
-one goes on (`gateway.fleet.roles`)."""
+one goes on (`gateway.fleet.roles`). cell_down, cell_late: it is another cell's, as the own one has
+no engine up, or would be late."""
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -148,6 +156,31 @@ def lead(choice: Choice, at: int, worth_s: float, latest_s: float | None) -> Cho
         return choice
     others = (each for each in choice.order if each != at)
     return Choice((at, *others), "key", choice.candidates)
+
+
+def is_late(soonest_s: float | None, promised_s: float | None) -> bool:
+    """Tell whether the first token of a request comes later than was promised. None: nobody knows,
+    or nothing was promised."""
+    return soonest_s is not None and promised_s is not None and soonest_s > promised_s
+
+
+def is_better(there_s: float | None, here_s: float | None, promised_s: float | None) -> bool:
+    """Tell whether a request leaves its cell, which is late for it. `there_s`, `here_s`: the least
+    predicted seconds to its first token; None: nobody knows."""
+    if there_s is None or here_s is None:
+        return False
+    return not is_late(there_s, promised_s) or there_s <= CLEARLY_SOONER * here_s
+
+
+def before(first: Choice, then: Choice, reason: RouteReason) -> Choice:
+    """Return one choice among the replicas of two: all of the first before all of the second."""
+    num_first = len(first.candidates)
+    shifted = tuple(num_first + at for at in then.order)
+    return Choice((*first.order, *shifted), reason, (*first.candidates, *then.candidates))
+
+
+def with_reason(choice: Choice, reason: RouteReason) -> Choice:
+    return msgspec.structs.replace(choice, reason=reason)
 
 
 def explain(choice: Choice, names: Sequence[str]) -> str:

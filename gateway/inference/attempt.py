@@ -27,6 +27,7 @@ from gateway.fleet.replica import (
     HeardReplica,
     PreparedRequest,
     Replica,
+    cell_of,
     is_observed,
 )
 from gateway.generation_events import CacheOutcome, MeteredUsage, ReplicaEvent
@@ -159,6 +160,8 @@ class ReplicaAttempt:
             self.replica.name, self.record.id, is_upstream=is_observed(self.replica)
         ) as stage:
             CURRENT_ATTEMPT.set(stage)  # of this task, which the application owns
+            if (cell := cell_of(self.replica)) is not None:
+                self.call.meter.went_to_cell(cell)
             outcome = await self._run()
             if self.cache is not None:
                 self.call.meter.found_cached(stage, self.cache)

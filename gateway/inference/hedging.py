@@ -20,7 +20,7 @@ import msgspec
 
 from engine.fairness import LANE_RANKS
 from gateway.fleet.errors import NoSlot, ReplicaStepFailed, ReplicaUnavailable
-from gateway.fleet.replica import HeardReplica, RepeatableReplica, is_viewed
+from gateway.fleet.replica import HeardReplica, RepeatableReplica, cell_of, is_viewed
 from gateway.fleet.router import Route, RoutedRequest
 from gateway.generation_events import ReplicaEvent
 from gateway.ids import uuid7_text
@@ -96,6 +96,8 @@ class Hedge:
         if not (isinstance(replica, RepeatableReplica) and replica.may_repeat(first.prepared)):
             return None
         others = [each for each in self._routed.replicas if each is not replica and is_there(each)]
+        if self._route.has_borrowed:  # a first token that is late is no reason to leave a cell
+            others = [each for each in others if cell_of(each) == cell_of(replica)]
         if not others:
             return None
         found = self._services.fleet.choose(self._route, others, first.prepared, priority)

@@ -26,6 +26,7 @@ from engine.errors import EngineUnavailable
 from engine.options import EngineOptions
 from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet, end_tasks
+from gateway.fleet.cells.lending_plan import LendingConfig, lending_of, write_lending
 from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.joining.admission import JoinableModel, JoinConfig, write_config
 from gateway.fleet.joining.launch_plan import LaunchPlan, plan_of, write_plan
@@ -208,9 +209,13 @@ class RelayPlace:
     async def follow(self, settings: Settings) -> None:
         """Let engines join as the settings have it. Raises: SettingsError, where nobody can listen
         as they say; OSError."""
-        models = tuple(JoinableModel.of(each) for each in settings.models if each.joined)
-        config = JoinConfig(models=models, bytes_per_s=settings.fleet.join_bytes_per_s)
-        address = settings.fleet.join_listen if models else None
+        joinable = [each for each in settings.models if each.joined or each.borrowed]
+        config = JoinConfig(
+            models=tuple(map(JoinableModel.of, joinable)),
+            bytes_per_s=settings.fleet.join_bytes_per_s,
+            round_trips=self._home.round_trips if any(e.borrowed for e in joinable) else None,
+        )
+        address = settings.fleet.join_listen if joinable else None
         if (config, address) == (self._config, self._address):
             return
         fresh = None if address in (None, self._address) else self._bind(address)
@@ -261,6 +266,54 @@ class RelayPlace:
             log=home.logs / "join.log",
             env=engine_environment(own_environment(), settings),
             pass_fds=(listener.fileno(),),
+        )
+
+
+class LenderPlace:
+    """Keeps the process running that lends engines of a home to other cells, while settings want
+    that."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._config: LendingConfig | None = None
+        self.restarter: Restarter | None = None
+        self._turn = asyncio.Lock()
+
+    async def follow(self, models: Sequence[ModelConfig], settings: Settings) -> None:
+        """Lend the engines of models as the settings have it. Raises: OSError."""
+        async with self._turn:
+            config = lending_of(models, settings.cell)
+            before, self._config = self._config, config
+            if config == before:
+                return
+            if config is None:
+                await self.stop()
+                return
+            write_lending(self._home.lending_config, config)
+            if self.restarter is None:
+                self.restarter = Restarter("lend", partial(self._start, settings))
+                await self.restarter.begin_or_retry()
+            elif self.restarter.child is not None:
+                self.restarter.child.send_signal(signal.SIGHUP)
+
+    async def stop(self) -> None:
+        self._config = None
+        if self.restarter is not None:
+            await self.restarter.stop(CONDUCTOR_STOP_S)
+            self.restarter = None
+
+    async def _start(self, settings: Settings) -> Child:
+        home = self._home
+        return spawn(
+            "lend",
+            [
+                *(sys.executable, "-m", "gateway", "lend", "--folder", str(home.lending)),
+                *("--config", str(home.lending_config)),
+                *("--log-level", settings.log_level, "--log-format", settings.logs.format),
+            ],
+            run=home.run,
+            log=home.logs / "lend.log",
+            env=engine_environment(own_environment(), settings),
         )
 
 
@@ -324,7 +377,7 @@ class EngineSet:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._conductor, self._relay = ConductorPlace(home), RelayPlace(home)
-        self._ray = RayPlace(home)
+        self._ray, self._lender = RayPlace(home), LenderPlace(home)
         self._settings: Settings | None = None
         """The settings with which engines were begun last."""
         self._engines: dict[str, RunningEngine] = {}
@@ -345,7 +398,8 @@ class EngineSet:
 
     @property
     def restarters(self) -> list[Restarter]:
-        beside = (self._conductor.restarter, self._relay.restarter, self._ray.restarter)
+        places = (self._conductor, self._relay, self._ray, self._lender)
+        beside = (each.restarter for each in places)
         return [*(each.restarter for each in self.all), *(each for each in beside if each)]
 
     def machine(self) -> Machine:
@@ -428,8 +482,9 @@ class EngineSet:
         await together(*(self._until_ready(each) for each in fresh))
 
     def watch(self, models: Iterable[ModelConfig]) -> None:
-        """Watch those that serve, from now on: who hangs is killed, and started again. `models`:
-        those in force, some of which an engine runs on with other settings than it began with."""
+        """Watch those that serve, from now on: who hangs is killed, and started again. Lend them to
+        other cells if settings want that. `models`: those in force, some of which an engine runs on
+        with other settings than it began with."""
         models = [*models]
         in_force = {address: each for each in models for address in each.engines}
         for address, each in self._engines.items():
@@ -442,6 +497,7 @@ class EngineSet:
         if self._settings is not None:
             several = [each for model in models if len(model.engines) > 1 for each in model.engines]
             self._tasks.spawn(self._conductor.follow(several, self._settings), name="conductor")
+            self._tasks.spawn(self._lender.follow(models, self._settings), name="lend")
         self.on_change()
 
     async def stop_unwanted(self, models: Sequence[ModelConfig]) -> list[str]:
@@ -473,7 +529,8 @@ class EngineSet:
     async def stop(self, timeout_s: float) -> None:
         await self._tasks.close()
         engines = (each.restarter.stop(timeout_s) for each in self.all)
-        await asyncio.gather(self._conductor.stop(), self._ray.stop(), *engines)
+        beside = (self._conductor, self._ray, self._lender)
+        await asyncio.gather(*(each.stop() for each in beside), *engines)
         await self._relay.stop()
 
     async def _retire(self, each: RunningEngine, in_use: Callable[[], Collection[str]]) -> None:

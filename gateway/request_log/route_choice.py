@@ -24,7 +24,8 @@ SPLIT = re.compile(
 
 
 class RouteCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica that a request could have gone to. `replica`: the number with which its name ends.
+    """A replica that a request could have gone to. `replica`: the number with which its name ends,
+    behind the cell that lends it and a colon, if one does.
     `cached_tokens`: of the prompt, in the replica's own cache; `fetched_tokens`: more of them that
     it would have read from the cache of `fetched_from`."""
 
@@ -45,9 +46,9 @@ class RouteSplit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouteChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The choice of a replica for one generation. `reason`: cached, least_work, spread, key or
-    split. `candidates`: the chosen one first, then those that would have been asked after it.
-    `split`: null: one replica does all."""
+    """The choice of a replica for one generation. `reason`: cached, least_work, spread, key,
+    split, cell_down or cell_late. `candidates`: the chosen one first, then those that would have
+    been asked after it. `split`: null: one replica does all."""
 
     reason: str
     candidates: list[RouteCandidate]

@@ -99,7 +99,7 @@ BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 ASSIGNED = frozenset(
     {
         *("engines", "joined", "num_prefill", "replica_range", "joined_range", "is_asleep"),
-        *("wakes_in_s", "starts_engine", "shares_memory"),
+        *("borrowed", "wakes_in_s", "starts_engine", "shares_memory"),
     }
 )
 """Fields of a model that nobody writes so: what made them stands in `_as_in_file`."""

@@ -21,6 +21,7 @@ from foundation.structs import with_fields_of
 from gateway.generate_request import MaxTokensField
 from gateway.lanes import LaneDeadlines, LaneSlos, ModelSlos
 from gateway.principal import Plan
+from gateway.settings.cells import CELL_PATTERN, JOIN_PATTERN, PORT, CellConfig, JoinAddress
 from gateway.settings.kubernetes import OBJECT_PATTERN, KubernetesConfig
 
 Flags = str | int | Path | None
@@ -33,7 +34,6 @@ MAX_PATH_CHARS, MAX_PART_BYTES = 4096, 255
 MAX_SHOWN_CHARS = 200
 """Characters of a mistake that are shown."""
 ADAPTER_PATTERN = r"^(?=.*\S)[^=\x00-\x1f\x7f-\x9f]{1,128}\Z"
-PORT = "(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
 URL_PATTERN = (
     r"^https?://(?:[^/\s?#@]+@)?(?:\[[0-9A-Fa-f:.]+\]|[^/\s?#@:\[\]]+)"
     rf"(?::{PORT})?(?:[/?#][^\s\x00-\x1f\x7f]*)?\Z"
@@ -42,13 +42,11 @@ PUBLIC_URL_PATTERN = r"^https?://[^/\s?#@\\]+\Z"
 ROOT_PATH_PATTERN = r"^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*\Z"
 REDIS_PATTERN = r"^(redis|rediss|unix)://."
 MCP_PATTERN = r"^[a-z0-9](?:-?[a-z0-9]){0,23}\Z"
-CELL_PATTERN = r"^[a-z0-9](?:-?[a-z0-9]){0,31}\Z"
 ORG_PATTERN = r"^org_[0-9A-Za-z]{1,64}\Z"
 ORGS_PROJECT_PATTERN = r"^org_[0-9A-Za-z]{1,64}/proj_[0-9A-Za-z]{1,64}\Z"
 VERSION_PATTERN = r"^sha256:[0-9a-f]{64}\Z"
 RANGE_PATTERN = r"^[0-9]{1,2}\.\.[0-9]{1,2}\Z"
 ADDRESS_PATTERN = rf"^(unix:[^\x00-\x1f]+|tcp:[^\s\x00-\x1f]+:{PORT})\Z"
-JOIN_PATTERN = rf"^tcp:[^\s\x00-\x1f]+:{PORT}\Z"
 RAY_PATTERN = rf"^(auto|[^\s\x00-\x1f/]+:{PORT})\Z"
 SENDER_PATTERN = r"^[^\x00-\x1f\x7f<>]*(<[^\s<>@]+@[^\s<>@]+>|[^\s<>@]+@[^\s<>@]+)$"
 BUCKET_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z"
@@ -89,7 +87,6 @@ McpName = Annotated[str, Meta(pattern=MCP_PATTERN)]
 OrgId = Annotated[str, Meta(pattern=ORG_PATTERN)]
 OrgsProject = Annotated[str, Meta(pattern=ORGS_PROJECT_PATTERN)]
 EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
-JoinAddress = Annotated[str, Meta(pattern=JOIN_PATTERN)]
 MAX_ENGINES = 64
 RayAddress = Annotated[str, Meta(pattern=RAY_PATTERN)]
 MAX_SUITES = 20
@@ -188,14 +185,6 @@ class FleetConfig(Strict, frozen=True, kw_only=True):
     join_bytes_per_s: Annotated[int, Meta(ge=0, le=10**12)] = 250_000_000
     """All engines together that join without files are sent so much of them. 0: they are not."""
     planner: PlannerConfig = PlannerConfig()
-
-
-class CellConfig(Strict, frozen=True, kw_only=True):
-    """`[cell]`: this home is one of several that share Postgres, and has a Redis of its own."""
-
-    name: Annotated[str, Meta(pattern=CELL_PATTERN)]
-    """The same for all gateways that share its Redis, and for no other. Each limit per minute, and
-    of concurrent requests, is divided between the cells by what they are asked for."""
 
 
 class MailConfig(Strict, frozen=True, kw_only=True):

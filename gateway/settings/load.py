@@ -27,6 +27,7 @@ from gateway.lanes import SloTable
 from gateway.net.listener import is_loopback, origin
 from gateway.networks import read_network
 from gateway.principal import Plan
+from gateway.settings.cells import problem_of
 from gateway.settings.file import (
     NAME_PATTERN,
     PlainSettings,
@@ -335,7 +336,10 @@ def _complete(file: SettingsFile, only: WrittenModel | None) -> Settings:
     written = file.model
     if only is not None or not written:
         written = [only or alone(str(DEFAULT_MODEL))]
-    models = to_models(written, file.engine, Home(home))
+    cell = file.cell
+    if (problem := problem_of(cell, file.fleet.join_listen)) is not None:
+        raise SettingsError(problem)
+    models = to_models(written, file.engine, Home(home), () if cell is None else cell.peer)
     check_parts(models, file.workers)
     for position, model in enumerate(models):
         if model.joined and file.fleet.join_listen is None:
@@ -371,6 +375,7 @@ def _complete(file: SettingsFile, only: WrittenModel | None) -> Settings:
     complete = {
         "home": home,
         "database_url": database_url,
+        "cell": None if cell is None else cell.with_absolute_paths(),
         "secret_key_file": (file.secret_key_file or Home(home).secret).absolute(),
         "price_books": (
             *shipped,

@@ -23,6 +23,7 @@ from gateway.generate_request import MaxTokensField
 from gateway.home import Home, engine_number
 from gateway.lanes import ModelSlos
 from gateway.net.listener import is_loopback
+from gateway.settings.cells import CellName, PeerCellConfig
 from gateway.settings.file import (
     MAX_ENGINES,
     AdapterName,
@@ -55,6 +56,8 @@ KV_CACHE_SIZES = {"kv_cache_bytes", "kv_cache_fraction", "num_blocks"}
 FIRST_JOINED = 1000
 """The number of the first engine that may join: behind all that are started here, however many come
 with a reload."""
+FIRST_BORROWED = 2000
+"""The same of those that other cells may lend."""
 UPSTREAMS_OWN = (
     *("upstream_model", "api_key_env", "api_key_file", "max_concurrency", "max_tokens_field"),
     *("takes_reasoning_effort", "tokenizer", "context_window", "max_output_tokens"),
@@ -135,6 +138,14 @@ class ReplicaRange(Strict, frozen=True, kw_only=True):
         return found
 
 
+class BorrowedEngine(Strict, frozen=True, kw_only=True):
+    """A place for an engine that another cell lends."""
+
+    cell: CellName
+    address: EngineAddress
+    """The address where it is found while it is lent."""
+
+
 class ModelConfig(Strict, frozen=True, kw_only=True):
     """A model as customers name it: served by engines of ours (`path` and `engines`) or by
     `replicas`."""
@@ -158,6 +169,8 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     joined: tuple[EngineAddress, ...] = ()
     """Those of `engines`, the last ones, where engines of other machines are while they have
     joined."""
+    borrowed: tuple[BorrowedEngine, ...] = ()
+    """Beside `engines`: those that other cells may lend."""
     replica_range: ReplicaRange | None = None
     """The planner's bounds on how many engines there are, of which none joins; None: as many as
     `engines`."""
@@ -217,6 +230,11 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         return self.engines[: len(self.engines) - len(self.joined)]
 
     @property
+    def asked_engines(self) -> tuple[EngineAddress, ...]:
+        """Return all engines that requests may go to, those that other cells lend at the end."""
+        return (*self.engines, *(each.address for each in self.borrowed))
+
+    @property
     def planned_range(self) -> ReplicaRange | None:
         """Return the planner's bounds; None: it decides nothing of this model."""
         return self.replica_range or self.joined_range
@@ -243,11 +261,19 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         """Tell whether an engine computes prompts for the others."""
         return engine in self.engines[: self.num_prefill]
 
+    def cell_of(self, engine: str) -> str | None:
+        """Return the other cell that lends an engine; None: it is of this home."""
+        return next((each.cell for each in self.borrowed if each.address == engine), None)
+
     def replica_name(self, engine: str, model: str | None = None) -> str:
         """Return the name of the replica that an engine is of this model, or of an adapter of it
-        (`model`): the model's own where it has one engine, else with the engine's number."""
+        (`model`): the model's own where nothing but one engine serves it, else with the engine's
+        number, and with the cell that lends it, if one does."""
         model = model or self.name
-        return model if self.most_engines == 1 else f"{model}/{engine_number(engine)}"
+        if (cell := self.cell_of(engine)) is not None:
+            return f"{model}/{cell}:{engine_number(engine)}"
+        is_alone = self.most_engines == 1 and not self.borrowed
+        return model if is_alone else f"{model}/{engine_number(engine)}"
 
 
 class EngineNumbers:
@@ -256,6 +282,11 @@ class EngineNumbers:
 
     def __init__(self, free: Iterator[int], free_joined: Iterator[int]) -> None:
         self._free, self._free_joined = free, free_joined
+        self._free_borrowed = count(FIRST_BORROWED)
+
+    def borrow(self, number: int) -> list[int]:
+        """Return those of so many engines that another cell may lend."""
+        return [*islice(self._free_borrowed, number)]
 
     def take(self, position: int, num_started: int, num_joined: int) -> tuple[list[int], list[int]]:
         """Return those of the engines that are started for a model, and of those that may join."""
@@ -272,10 +303,13 @@ def alone(model: str, revision: Any = None) -> WrittenModel:
 
 
 def to_models(
-    written: Sequence[WrittenModel], engine: EngineTable, home: Home
+    written: Sequence[WrittenModel],
+    engine: EngineTable,
+    home: Home,
+    peers: Sequence[PeerCellConfig] = (),
 ) -> tuple[ModelConfig, ...]:
     """Return the models; `engine`: what every engine that is started here is started with, where
-    its model says nothing else.
+    its model says nothing else. `peers`: the cells that may lend engines.
 
     Raises: SettingsError.
     """
@@ -285,6 +319,7 @@ def to_models(
     # The first engine of each model has the number of its position.
     numbers = EngineNumbers(free=count(len(written)), free_joined=count(FIRST_JOINED))
     models = tuple(_to_model(each, at, engine, numbers, home) for at, each in enumerate(written))
+    models = tuple(_with_borrowed(each, peers, numbers, home) for each in models)
     _refuse_duplicates(models)
     _refuse_shared_pods(models)
     return models
@@ -385,6 +420,20 @@ def _to_model(
         slo=model.slo,
         evaluations=tuple(model.evaluations),
     )
+
+
+def _with_borrowed(
+    model: ModelConfig, peers: Sequence[PeerCellConfig], numbers: EngineNumbers, home: Home
+) -> ModelConfig:
+    """Add the places for what other cells lend, if its engines are started here."""
+    if not model.starts_engine:
+        return model
+    borrowed = tuple(
+        BorrowedEngine(cell=peer.name, address=f"unix:{home.engine_socket(number)}")
+        for peer in peers
+        for number in numbers.borrow(peer.borrow)
+    )
+    return msgspec.structs.replace(model, borrowed=borrowed)
 
 
 def _ray(model: WrittenModel, num_joined: int, at: str) -> RayConfig:

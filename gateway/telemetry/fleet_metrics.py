@@ -25,7 +25,8 @@ class FleetMetrics:
             "soonest, with more of the prompt cached than another), least_work (the soonest), "
             "spread (another is as soon, where more is held up or more was done lately), key (the "
             "client's cache key leads there), split (one engine computes the "
-            "prompt, another one goes on).",
+            "prompt, another one goes on), cell_down and cell_late (an engine that another cell "
+            "lends: the own cell has none up, or would be late).",
             *("model", "reason"),
             do="Few `cached` with prompts that repeat: the caches are too small, or the index is "
             "away. `tollgate requests show` says what was predicted of each replica.",
@@ -96,6 +97,15 @@ class FleetMetrics:
         self._shown_shares: Mapping[str, float] = {}
 
     def _make_cell_metrics(self, group: MetricGroup) -> None:
+        self.cell_attempts = group.counter(
+            "cell_attempts",
+            "Attempts of requests on engines that another cell lends ([[cell.peer]]), by that "
+            "cell: those with the reasons cell_down and cell_late in `tollgate_fleet_routes`, and "
+            "those whose engine in the own cell was lost.",
+            *("model", "cell"),
+            do="The own cell has no engine of the model up, or too few: `tollgate fleet status` "
+            "and `tollgate fleet explain` say which.",
+        )
         self._cell_rounds = group.counter(
             "cell_rounds",
             "Rounds in which a worker read from Postgres which part of each limit its cell has "

@@ -242,6 +242,10 @@ class RequestMeter:
         """Note how long it took until an engine went on with what another one computed."""
         self._telemetry.fleet.handovers.labels(self._model).observe(gap_s)
 
+    def went_to_cell(self, cell: str) -> None:
+        """Count that it is asked of an engine that another cell lends."""
+        self._telemetry.fleet.cell_attempts.labels(self._model, cell).inc()
+
     def hedged(self, outcome: HedgeOutcome) -> None:
         """Count that its first token was late, and what came of asking another replica."""
         self._telemetry.fleet.hedges.labels(self._model, outcome).inc()

@@ -156,9 +156,11 @@ class ViewedScript(ScriptedReplica):
     """One of our own engines, as far as the router looks at it."""
 
     is_available, is_drained, is_prefill = True, False, False
+    cell: str | None = None
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
+        self.round_trip_s = 0.0
         self.sent = SentWork()
         self.view = EngineView(self.sent)
         self.view.heard(msgspec.structs.replace(FakeCore().status(), costs=StepCosts(step_s=0.01)))
@@ -168,6 +170,9 @@ class ViewedScript(ScriptedReplica):
 
     def may_split(self, prepared: PreparedRequest) -> bool:
         return False
+
+    def round_trip(self) -> float:
+        return self.round_trip_s
 
 
 class MortalReplica(ScriptedReplica):

@@ -4,6 +4,7 @@ once. `tollgate reconcile`: checks that engines, spools, ledger, rollups and inv
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -140,7 +141,9 @@ async def reconcile(settings: Settings) -> None:
 
     home = Home(settings.home)
     async with connections(settings) as (db, _):
-        found = await agree(db, home.spool, lambda: engine_counts(home, settings.models))
+        shares = settings.cell is not None
+        counts = partial(engine_counts, home, settings.models, shares_books=shares)
+        found = await agree(db, home.spool, counts)
     for problem in found.problems:
         click.echo(problem)
     for line in found.unknown:

@@ -19,6 +19,8 @@ WHY = {
     "least_work": "it was predicted the soonest",
     "spread": "another was as soon or sooner, but holds up more requests or did more lately",
     "key": "the client's cache key leads there",
+    "cell_down": "no engine of this cell was up, so one that another cell lends was asked",
+    "cell_late": "this cell would have been late, and one that another cell lends is much sooner",
     "split": "one computes the prompt and says the first token, another one goes on",
 }
 FOUND = {

@@ -13,7 +13,7 @@ from gateway.cli.shared.target import ROWS, Gateway, examples, with_gateway
 PATH = "/v1/admin/join_tokens"
 COLUMNS = (
     Column("ID", "id"),
-    Column("MODEL", "model"),
+    Column("MODEL", "model", show=lambda row: row["model"] or f"those of cell {row['cell']}"),
     Column("STATE", "state"),
     Column("JOINED", "engines", show=lambda row: f"{len(row['engines'])} of {row['uses']}"),
     Column("EXPIRES", "expires_at", "time", show=lambda row: to_minute(row["expires_at"])),
@@ -39,23 +39,36 @@ def token() -> None:
     epilog=examples(
         "tollgate fleet token create --model penny > join.token",
         "tollgate fleet token create --model penny --uses 8 --expires-in-s 86400",
+        "tollgate fleet token create --cell us-1 --uses 8 > us-1.token",
     )
 )
 @with_gateway
-@click.option("--model", required=True, help="The model that engines may join.")
+@click.option("--model", help="The model that engines may join.")
+@click.option("--cell", help="In its place: the other cell that may lend its engines.")
 @click.option("--uses", type=int, default=1, help="So many engines may join by it. Default: 1.")
 @click.option(
     "--expires-in-s", type=int, default=3600, help="How long it lets engines in. Default: 3600."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the whole answer as JSON.")
-async def create(gateway: Gateway, model: str, uses: int, expires_in_s: int, as_json: bool) -> None:
+async def create(
+    gateway: Gateway,
+    model: str | None,
+    cell: str | None,
+    uses: int,
+    expires_in_s: int,
+    as_json: bool,
+) -> None:
     """Make a token and print it, this once.
 
     Put it into a file on the other machine, readable by its user alone, and run there
     `tollgate engine --model PATH --join HOST:PORT --token FILE`. It is for the first join; from
-    then on the gateway knows the engine by a certificate.
+    then on the gateway knows the engine by a certificate. The token of a cell is for the
+    `token_file` of that cell's settings (docs/how-to/cells.md).
     """
-    body = {"model": model, "uses": uses, "expires_in_s": expires_in_s}
+    if (model is None) == (cell is None):
+        raise click.UsageError("give either --model NAME or --cell NAME")
+    who = {"model": model} if cell is None else {"cell": cell}
+    body = {**who, "uses": uses, "expires_in_s": expires_in_s}
     made = await gateway.send("POST", PATH, body)
     if as_json:
         show([made], COLUMNS, Output("json", True))
@@ -63,7 +76,8 @@ async def create(gateway: Gateway, model: str, uses: int, expires_in_s: int, as_
     click.echo(made["token"])
     until = f"{to_minute(made['expires_at'])} UTC"
     engines = "one engine" if uses == 1 else f"{uses} engines"
-    click.echo(f"{made['id']}: lets {engines} join {model} until {until}.", err=True)
+    where = f"join {model}" if cell is None else f"of cell {cell} be lent to this one"
+    click.echo(f"{made['id']}: lets {engines} {where} until {until}.", err=True)
 
 
 @token.command(

@@ -16,6 +16,7 @@ from engine.errors import EngineUnavailable
 from engine.protocol import EngineOutput, EngineRequest, ReplicaStatus, SamplingParams
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes
 from gateway.fleet.engine.model_format import RenderedPrompt
+from gateway.fleet.replica import PreparedRequest
 from gateway.generate_request import OutputForm, OutputOptions, out_of_vocabulary
 from gateway.generation_events import ReplicaEvent
 
@@ -174,3 +175,15 @@ def ends_of(
     """Return the tokens that end an output kept to a form, which may be complete without any of
     these; None: whichever comes last."""
     return None if form is None else {*status.eos_token_ids, *prompt.stop_token_ids}
+
+
+def within_a_loan(prepared: PreparedRequest) -> PreparedRequest:
+    """Return a request as the engine of another cell is asked it: nothing of it is kept cached
+    there, where its next turn does not come."""
+    job = prepared.payload
+    assert isinstance(job, EngineJob)
+    if not job.prefixes.breakpoints:
+        return prepared
+    asked = msgspec.structs.replace(job.request, breakpoints=())
+    kept_nowhere = msgspec.structs.replace(job, request=asked, prefixes=NO_PREFIXES)
+    return msgspec.structs.replace(prepared, payload=kept_nowhere)

@@ -55,6 +55,7 @@ from gateway.fleet.engine.job import (
     first_token_of,
     to_sampling,
     up_to_the_first,
+    within_a_loan,
 )
 from gateway.fleet.engine.kept_prefixes import (
     NO_PREFIXES,
@@ -140,12 +141,16 @@ class EngineReplica:
         view: EngineView | None = None,
         joins: bool = False,
         is_prefill: bool = False,
+        cell: str | None = None,
+        round_trip: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`index`: None: nobody says which of several engines has what cached. `drain_mark`:
         tells whether it gets nothing new now. `view`: None: nobody hears what the engine says.
         `joins`: its engine comes by itself, if one does. `is_prefill`: it computes prompts for
-        others of its model."""
+        others of its model. `cell`: the other cell that lends its engine; `round_trip`: returns the
+        seconds to that and back."""
         self.name, self.is_prefill = name, is_prefill
+        self.cell, self.round_trip = cell, round_trip
         self._model = model or name
         self._drain_mark, self._joins = drain_mark, joins
         self._options = options
@@ -351,6 +356,7 @@ class EngineReplica:
         priority: Priority = ANYBODYS,
         taker: EventTaker | None = None,
     ) -> AsyncGenerator[ReplicaEvent, None]:
+        prepared = prepared if self.cell is None else within_a_loan(prepared)
         job = prepared.payload
         assert isinstance(job, EngineJob)
         here = self._circumstances(job, prepared.request, priority)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from engine.text.chat_template import ChatTemplate
 from engine.text.output_parser.output_format import OutputFormat
@@ -14,6 +15,7 @@ from gateway.fleet.engine.folder_options import read_folder_options
 from gateway.fleet.engine.kept_prefixes import OnAsked
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.engine_view import EngineView
+from gateway.fleet.joining.round_trips import RoundTrips
 from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Route
@@ -31,10 +33,13 @@ def engine_routes(
     marks: DrainMarks,
     index: KvIndex,
     views: Sequence[EngineView | None] = (),
+    *,
+    round_trips: RoundTrips | None = None,
 ) -> Iterator[Route]:
     """Yield the model as it is, then its adapters: all of the same engines, one tokenizer, one
     template. `clients`: of the model's engines, in their order; `views`: of the same, where
-    somebody hears them. `index`: of which engine has what cached."""
+    somebody hears them. `index`: of which engine has what cached. `round_trips`: to engines that
+    other cells lend, if any may."""
     assert model.path is not None
     tokenizer = Tokenizer.load(model.path)
     template = ChatTemplate.find(model.path, file=model.chat_template)
@@ -64,12 +69,14 @@ def engine_routes(
                 output_format=output_format,
                 options=options,
                 drain_mark=drain_mark_of(marks, model, address),
-                index=index if len(clients) > 1 else None,
-                joins=address in model.joined,
+                index=index if len(model.engines) > 1 else None,
+                joins=address in model.joined or model.cell_of(address) is not None,
+                cell=model.cell_of(address),
+                round_trip=round_trip_to(model, address, round_trips),
                 view=view,
                 is_prefill=model.is_prefill(address),
             )
-            for address, client, view in zip(model.engines, clients, views, strict=True)
+            for address, client, view in zip(model.asked_engines, clients, views, strict=True)
         )
         yield Route(
             model=name,
@@ -78,9 +85,20 @@ def engine_routes(
             cache_contract=model.cache_contract,
             parent=model.name if adapter else None,
             has_roles=model.num_prefill > 0,
+            has_borrowed=bool(model.borrowed),
         )
+
+
+def round_trip_to(
+    model: ModelConfig, address: str, round_trips: RoundTrips | None
+) -> Callable[[], float]:
+    """Return what tells the seconds to an engine and back, which count where it is another
+    cell's."""
+    if round_trips is None or model.cell_of(address) is None:
+        return lambda: 0.0
+    return partial(round_trips.of, engine_number(address))
 
 
 def drain_mark_of(marks: DrainMarks, model: ModelConfig, address: str) -> DrainMark:
     """Return what tells whether an engine is drained. The only one of its model never is."""
-    return NEVER_DRAINED if len(model.engines) == 1 else marks.of(engine_number(address))
+    return NEVER_DRAINED if len(model.asked_engines) == 1 else marks.of(engine_number(address))

@@ -35,10 +35,12 @@ SHOWN_DIGITS = 12
 
 class JoinPlace(msgspec.Struct, frozen=True, kw_only=True):
     """A replica that an engine of another machine may be. `address`: where the processes of this
-    home find it while it is there."""
+    home find it while it is there. `cell`: the other cell that lends it; empty: it is of this
+    home."""
 
     replica: str
     address: str
+    cell: str = ""
 
 
 class JoinableModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,9 +73,19 @@ class JoinableModel(msgspec.Struct, frozen=True, kw_only=True):
             versions=versions,
             sources=sources,
             options=model.engine_options,
-            places=tuple(
-                JoinPlace(replica=model.replica_name(address), address=address)
-                for address in model.joined
+            places=(
+                *(
+                    JoinPlace(replica=model.replica_name(address), address=address)
+                    for address in model.joined
+                ),
+                *(
+                    JoinPlace(
+                        replica=model.replica_name(each.address),
+                        address=each.address,
+                        cell=each.cell,
+                    )
+                    for each in model.borrowed
+                ),
             ),
         )
 
@@ -91,6 +103,8 @@ class JoinConfig(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[JoinableModel, ...]
     bytes_per_s: int = 0
     """The bound on what all engines together are sent of models' files. 0: nothing."""
+    round_trips: Path | None = None
+    """The file in which it is kept how far engines of other cells are; None: there are none."""
 
 
 def read_config(path: Path) -> JoinConfig:
@@ -164,7 +178,7 @@ def refusal_by_model(
     if identity.model != name and (identity.model or not wants_files):
         return f"the engine serves {identity.model}; it was let in for {name} (see --served-name)"
     if model is None:
-        return f"no engine may join {name} here any more: its settings have no `joined`"
+        return f"no engine may join {name} here: its settings have no `joined` and no `borrow`"
     ours = options_of(model.options)
     for option, theirs in identity.options.items():
         if ours.get(option) != theirs:

@@ -26,6 +26,8 @@ class JoinRecord(msgspec.Struct, kw_only=True):
     serials: list[str]
     token_id: str
     model: str
+    cell: str = ""
+    """The other cell that lends it; empty: it is of this home."""
     host: str
     joined_at: int
     expires_at: int
@@ -65,11 +67,14 @@ class JoinRecords:
         """Return how many engines joined by a token."""
         return sum(each.token_id == token_id for each in self._records)
 
-    def add(self, signed: SignedCertificate, *, token_id: str, model: str, host: str) -> None:
+    def add(
+        self, signed: SignedCertificate, *, token_id: str, model: str, host: str, cell: str = ""
+    ) -> None:
         record = JoinRecord(
             serials=[signed.serial],
             token_id=token_id,
             model=model,
+            cell=cell,
             host=host,
             joined_at=int(self._clock()),
             expires_at=signed.expires_at,

@@ -51,8 +51,10 @@ from gateway.fleet.joining.admission import (
 )
 from gateway.fleet.joining.authority import BadRequest, JoinAuthority, SignedCertificate, serial_of
 from gateway.fleet.joining.joined_engines import RECORDS, JoinRecord, JoinRecords
+from gateway.fleet.joining.round_trips import RoundTrips, round_trip_s
 from gateway.fleet.joining.tokens import JoinTokens
 from gateway.fleet.joining.weights import WeightsServer
+from gateway.home import engine_number
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +122,7 @@ class ReplicaPlace:
 
     def __init__(self, place: JoinPlace, model: str) -> None:
         self.replica, self.address, self.model = place.replica, place.address, model
+        self.cell = place.cell
         self.engine: JoinedEngine | None = None
         self._socket: ListeningEntrance | None = None
         self._tasks = TaskSet()
@@ -189,6 +192,7 @@ class Relay:
         self._clock = clock
         self._authority = JoinAuthority(folder)
         self._tokens = JoinTokens(folder, lambda: self._models)
+        self._round_trips: RoundTrips | None = None
         self._context = self._authority.server_context()
         self._records = JoinRecords(folder / RECORDS, clock=clock)
         self._files = HomeFiles(folder / "files.json")
@@ -222,7 +226,10 @@ class Relay:
         )
 
     async def take_up(self, config: JoinConfig) -> None:
-        """Take up other settings: who is there stays, unless its place is gone."""
+        """Take up other settings: who is there stays, unless its place is gone. Raises:
+        OSError."""
+        if config.round_trips is not None and self._round_trips is None:
+            self._round_trips = RoundTrips(config.round_trips)
         async with self._seating:
             self._models = {each.name: each for each in config.models}
             wanted = {
@@ -245,6 +252,8 @@ class Relay:
         for place in self._places.values():
             await place.empty()
         await self._tasks.close()
+        if self._round_trips is not None:
+            self._round_trips.close()
 
     # ---- those who come
 
@@ -318,8 +327,10 @@ class Relay:
         return self._models.get(record.model) if self._records.has(record) else None
 
     def engines_of(self, record: JoinRecord) -> list[JoinedEngine]:
-        """Return the other engines of an engine's model that are there."""
-        there = (each.engine for each in self._places.values() if each.model == record.model)
+        """Return the other engines of an engine's model that are there, and of its cell."""
+        wanted = record.model, record.cell
+        places = self._places.values()
+        there = (each.engine for each in places if (each.model, each.cell) == wanted)
         return [each for each in there if each is not None and each.record is not record]
 
     async def _greet(
@@ -354,15 +365,17 @@ class Relay:
         num_used = self._records.num_of(said.token_id)
         self._refuse(refusal_by_token(said, token, num_used, self._clock()))
         assert token is not None
-        await self._check(said, token.model)
+        model = token.model or said.identity.model
+        await self._check(said, model)
+        self._refuse(self._refusal_by_places(model, token.cell))
         if self._records.is_full:
             raise NotAdmitted("too many engines have joined this gateway", is_final=False)
         # Meanwhile another one may have used it.
         num_used = self._records.num_of(said.token_id)
         self._refuse(refusal_by_token(said, token, num_used, self._clock()))
         signed = self._sign(said.request)
-        self._records.add(signed, token_id=token.id, model=token.model, host=said.host)
-        log.info("signed a certificate for an engine of %s on %s", token.model, said.host)
+        self._records.add(signed, token_id=token.id, model=model, host=said.host, cell=token.cell)
+        log.info("signed a certificate for an engine of %s on %s", model, said.host)
         writer.write(encode_frame(Admission(replica="", certificate=signed.pem)))
 
     async def _admit(
@@ -409,6 +422,8 @@ class Relay:
                 message = await frames.read()
             if message is None:
                 return
+            if place.cell:
+                self._note_round_trip(place, engine.writer)
             if isinstance(message, Departure):
                 async with self._seating:
                     if place.engine is engine:
@@ -424,6 +439,18 @@ class Relay:
         except OSError as error:
             reason = f"the gateway cannot read its own {model.name}: {error.strerror}"
             raise NotAdmitted(reason, is_final=False) from None
+
+    def _note_round_trip(self, place: ReplicaPlace, writer: asyncio.StreamWriter) -> None:
+        found = round_trip_s(writer.get_extra_info("socket"))
+        if found is not None and self._round_trips is not None:
+            self._round_trips.note(engine_number(place.address), found)
+
+    def _refusal_by_places(self, model: str, cell: str) -> str | None:
+        """Return why an engine that is lent by a cell can never have a place."""
+        places = self._places.values()
+        if not cell or any(each.model == model and each.cell == cell for each in places):
+            return None
+        return f"this cell borrows no engine of {model} from {cell}: see [[cell.peer]] `borrow`"
 
     async def _check(
         self, said: Introduction, name: str, *, beside: JoinRecord | None = None
@@ -460,13 +487,19 @@ class Relay:
     async def _seat(self, engine: JoinedEngine, host: str) -> ReplicaPlace:
         """Give an engine the place that it has or had, or a free one. Raises: NotAdmitted."""
         record = engine.record
+        self._refuse(self._refusal_by_places(record.model, record.cell))
         async with self._seating:
-            places = [each for each in self._places.values() if each.model == record.model]
+            places = [
+                each
+                for each in self._places.values()
+                if (each.model, each.cell) == (record.model, record.cell)
+            ]
             mine = [each for each in places if each.engine and each.engine.record is record]
             free = [each for each in places if each.engine is None]
             free.sort(key=lambda each: each.replica != record.replica)
             if not mine and not free:
-                reason = f"all {len(places)} places of {record.model} are taken"
+                whose = f" for {record.cell}" if record.cell else ""
+                reason = f"all {len(places)} places of {record.model}{whose} are taken"
                 raise NotAdmitted(reason, is_final=False)
             place = (mine or free)[0]
             try:
@@ -475,6 +508,8 @@ class Relay:
                 raise NotAdmitted(error.message, is_final=False) from None
             record.replica, record.host, record.seen_at = place.replica, host, int(self._clock())
             self._records.write()
+        if place.cell:
+            self._note_round_trip(place, engine.writer)
         self.on_change()
         return place
 

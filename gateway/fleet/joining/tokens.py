@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -24,7 +25,12 @@ ID_FORM = re.compile("join_[0-9a-f]{16}")
 
 
 class NotJoinable(Exception):
-    """An error of a token for a model that no engine may join."""
+    """An error of a token for a model that no engine may join, or for a cell that lends none.
+    `field`: which of both."""
+
+    def __init__(self, message: str, *, field: Literal["model", "cell"] = "model") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class TooManyTokens(Exception):
@@ -36,6 +42,9 @@ class StoredToken(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     model: str
+    """Empty: any that its `cell` may lend engines of."""
+    cell: str = ""
+    """The other cell whose engines it lets in; empty: engines of this home."""
     uses: int
     """So many engines may join by it."""
     secret_hash: str
@@ -52,10 +61,15 @@ class StoredToken(msgspec.Struct, frozen=True, kw_only=True):
 
 class JoinTokens:
     """The tokens in the folder of a home's joining. `joinable`: the models that engines may join
-    now."""
+    now; `cells`: the other cells that may lend engines now."""
 
-    def __init__(self, folder: Path, joinable: Callable[[], Collection[str]]) -> None:
-        self.folder, self.joinable = folder, joinable
+    def __init__(
+        self,
+        folder: Path,
+        joinable: Callable[[], Collection[str]],
+        cells: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        self.folder, self.joinable, self.cells = folder, joinable, cells
         self._tokens = folder / "tokens"
 
     def draw(self, model: str, *, uses: int, expires_in_s: int) -> tuple[StoredToken, str]:
@@ -64,6 +78,17 @@ class JoinTokens:
         if model not in (names := self.joinable()):
             which = f"those of {', '.join(sorted(names))} do" if names else "those of no model do"
             raise NotJoinable(f"its settings have to name `joined` engines; {which}")
+        return self._draw(model, "", uses, expires_in_s)
+
+    def draw_for_cell(self, cell: str, *, uses: int, expires_in_s: int) -> tuple[StoredToken, str]:
+        """Draw one for the engines of another cell, as `draw`."""
+        if cell not in (names := self.cells()):
+            which = f"{', '.join(sorted(names))} does" if names else "no cell does"
+            reason = f"its [[cell.peer]] has to say `borrow`; {which}"
+            raise NotJoinable(reason, field="cell")
+        return self._draw("", cell, uses, expires_in_s)
+
+    def _draw(self, model: str, cell: str, uses: int, life_s: int) -> tuple[StoredToken, str]:
         from gateway.fleet.joining.authority import JoinAuthority  # X.509: workers seldom need it
 
         authority, now = JoinAuthority(self.folder), int(time.time())
@@ -71,10 +96,11 @@ class JoinTokens:
         stored = StoredToken(
             id=f"join_{secrets.token_hex(8)}",
             model=model,
+            cell=cell,
             uses=uses,
             secret_hash=_hash(secret),
             created_at=now,
-            expires_at=now + expires_in_s,
+            expires_at=now + life_s,
         )
         token = JoinToken(
             id=stored.id,

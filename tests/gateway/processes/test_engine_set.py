@@ -22,6 +22,7 @@ from gateway.processes.engine_set import (
     TIER_PURPOSE,
     ConductorPlace,
     EngineSet,
+    LenderPlace,
     RelayPlace,
     RunningEngine,
 )
@@ -304,6 +305,35 @@ async def until_true(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
+
+
+async def test_engines_are_lent_while_settings_want_that(tmp_path: Path) -> None:
+    home, config = Home(tmp_path / "home"), tmp_path / "tollgate.toml"
+    home.create()
+    place = LenderPlace(home)
+
+    async def follow(cell: str) -> None:
+        config.write_text(PENNY + cell)
+        settings = load({"config": config, "home": home.root}, {})
+        await place.follow(settings.models, settings)
+
+    lending = '[cell]\nname = "us"\n[[cell.peer]]\nname = "eu"\n'
+    lending += f'lend_to = "tcp:127.0.0.1:9"\ntoken_file = "{tmp_path}/none"\n'
+    await follow("")
+    assert place.restarter is None and not home.lending_config.exists()
+    try:
+        await follow(lending)
+        log = home.logs / "lend.log"
+        await until_true(lambda: log.exists() and "is not lent to eu" in log.read_text())
+        assert f"{tmp_path}/none: No such file or directory" in log.read_text()
+        assert place.restarter is not None
+        first = place.restarter.child
+        await follow(lending.replace("127.0.0.1:9", "127.0.0.1:10"))
+        assert place.restarter.child is first, "it takes up other settings"
+        await follow("")
+        assert place.restarter is None and first is not None and first.poll() is not None
+    finally:
+        await place.stop()
 
 
 async def test_it_runs_while_some_may_join_and_takes_up_how_many(tmp_path: Path) -> None:

@@ -292,8 +292,8 @@ def check_drainable(found: FleetReplica) -> None:
 
 def number_of(replica: Replica) -> int:
     """Return the number of an engine's process, with which its name ends where its model has
-    several."""
-    return int(replica.name.rpartition("/")[2])
+    several; of one that another cell lends, its place's."""
+    return int(replica.name.rpartition("/")[2].rpartition(":")[2])
 
 
 routes = [list_fleet, retrieve_replica, update_replica]

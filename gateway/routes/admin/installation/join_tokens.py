@@ -44,6 +44,9 @@ class JoinTokenView(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["join_token"] = "join_token"
     id: str
     model: str
+    """Empty: those that its cell lends engines of."""
+    cell: str
+    """The other cell whose engines it lets in; empty: engines of this home."""
     state: TokenState
     uses: int
     created_at: int
@@ -58,9 +61,11 @@ class JoinTokenWithSecret(JoinTokenView, frozen=True, kw_only=True):
 
 
 class NewJoinToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`uses`: so many engines may join by it, until it expires."""
+    """`uses`: so many engines may join by it, until it expires. It has one of `model` and `cell`:
+    engines of this home, or all those that another cell lends."""
 
-    model: str
+    model: str | None = None
+    cell: str | None = None
     uses: Annotated[int, Meta(ge=1, le=1000)] = 1
     expires_in_s: Annotated[int, Meta(ge=60, le=30 * 86_400)] = 3600
 
@@ -153,10 +158,16 @@ async def retrieve_join_token(request: AdminRequest) -> KnownToken:
 )
 async def create_join_token(request: AdminRequest, wanted: NewJoinToken) -> Response[bytes]:
     kept = request.services.join_tokens
+    bounds = {"uses": wanted.uses, "expires_in_s": wanted.expires_in_s}
     try:
-        made, text = kept.draw(wanted.model, uses=wanted.uses, expires_in_s=wanted.expires_in_s)
+        if wanted.model is not None and wanted.cell is None:
+            made, text = kept.draw(wanted.model, **bounds)
+        elif wanted.cell is not None and wanted.model is None:
+            made, text = kept.draw_for_cell(wanted.cell, **bounds)
+        else:
+            raise NotJoinable("a token is either for a model or for a cell")
     except NotJoinable as error:
-        raise InvalidField("model", str(error)) from None
+        raise InvalidField(error.field, str(error)) from None
     known = KnownToken(token=made, engines=[])
     shown = to_view(known)
     async with request.transaction() as conn:

@@ -44,6 +44,9 @@ async def test_a_token_is_shown_once_and_its_life_is_audited(world: World, joina
     ("body", "param"),
     [
         ({"model": "none"}, "model"),
+        ({"cell": "us-1"}, "cell"),
+        ({"model": "far", "cell": "us-1"}, "model"),
+        ({}, "model"),
         ({"model": "far", "uses": 0}, "uses"),
         ({"model": "far", "expires_in_s": 59}, "expires_in_s"),
     ],
@@ -62,6 +65,17 @@ async def test_where_no_model_may_be_joined(world: World, monkeypatch: pytest.Mo
     answer = await world.call("POST", PATH, {"model": "far"})
     assert answer.status_code == 400
     assert "settings have to name `joined` engines; those of no model do" in answer.json()["detail"]
+
+
+async def test_a_token_of_a_cell_is_for_every_model(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.services.join_tokens, "cells", lambda: ("us-1",))
+    made = (await world.call("POST", PATH, {"cell": "us-1", "uses": 8})).json()
+    assert (made["model"], made["cell"], made["state"]) == ("", "us-1", "open")
+    assert JoinToken.of_text(made["token"]).model == ""
+    refused = (await world.call("POST", PATH, {"cell": "asia"})).json()["detail"]
+    assert "[[cell.peer]] has to say `borrow`; us-1 does" in refused
 
 
 async def test_its_state_is_whether_it_lets_another_in(world: World, joinable: None) -> None:

@@ -46,6 +46,7 @@ from gateway.home import Home
 from gateway.mcp.approvals import PostgresApprovals
 from gateway.permissions import IDENTITY_SCOPES, KEY_SCOPES
 from gateway.processes import database
+from gateway.processes.credentials_file import Credentials
 from gateway.registry.changes import add_version, set_pin
 from gateway.registry.evaluations import add_evaluation
 from gateway.registry.rollout_changes import start_rollout
@@ -142,9 +143,11 @@ class Running:
         """In the application's own loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT_S)
 
-    def settle(self, admin_key: str) -> None:
-        """Remember who asks, and where."""
+    def settle(self, admin_key: str, beside: Running | None = None) -> None:
+        """Remember who asks, and where: all that is there, in a home beside another one."""
         self.everything = admin_key
+        if beside is not None:
+            return
         who = self.run(self.services.authenticator.authenticate(admin_key))
         self.org_id = who.org_id
         self.project_id = self.made("/v1/organization/projects", name="web")
@@ -556,6 +559,20 @@ def link_penny(folder: Path) -> None:
             link.symlink_to(file)
 
 
+def key_of(made: Credentials | None, beside: Running | None) -> str:
+    if beside is not None:
+        return beside.everything
+    assert made is not None
+    return made.admin_key
+
+
+def secret_of(beside: Running | None) -> dict[str, str]:
+    """Return the variables by which a home has the secret key of another one."""
+    if beside is None:
+        return {}
+    return {"TOLLGATE_SECRET_KEY_FILE": str(beside.secret_key_file)}
+
+
 @contextmanager
 def running(
     folder: Path,
@@ -565,9 +582,10 @@ def running(
     core: FakeCore | None = None,
     near: str = "",
     more: str = "",
+    beside: Running | None = None,
 ) -> Iterator[Running]:
     """`core`, `near`: of its engine, and what else the configuration says of its model; `more`: of
-    all else."""
+    all else. `beside`: the worker of another home on the same database."""
     listener = socket.create_server(("127.0.0.1", 0))
     # asyncio's own loop does not ask for it, as uvloop does: each answer's body waited 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -592,11 +610,11 @@ def running(
             "TOLLGATE_REDIS_URL": redis_url,
             "TOLLGATE_PUBLIC_URL": f"http://127.0.0.1:{listener.getsockname()[1]}",
         }
+        environ |= secret_of(beside)
         settings = load({"home": folder / "home", "config": config}, environ)
         Home(settings.home).create()
         made = await database.prepare(settings, postgres_url, redis_url, settings.issuer)
-        assert made is not None
-        keys.append(made.admin_key)
+        keys.append(key_of(made, beside))
         app = create_app(settings)
         config_of_server = uvicorn.Config(app, http=ClientConnection, **SERVER)
         server = uvicorn.Server(config_of_server)
@@ -619,7 +637,7 @@ def running(
     thread.start()
     try:
         assert ready.wait(TIMEOUT_S)
-        found[0].settle(keys[0])
+        found[0].settle(keys[0], beside)
         yield found[0]
     finally:
         done.set()
