@@ -143,7 +143,12 @@ class ServedModels:
 
     def join_tokens(self, home: Home) -> JoinTokens:
         """Return the tokens of a home, for what may join it now."""
-        return JoinTokens(home.join, lambda: self.joinable, lambda: self.lending_cells)
+        return JoinTokens(
+            home.join,
+            lambda: self.joinable,
+            lambda: self.lending_cells,
+            lambda: [each.model for each in self.fleet.routes],
+        )
 
     @property
     def configured(self) -> list[ModelConfig]:

@@ -35,16 +35,16 @@ def whole(number: float | None) -> str:
 COLUMNS = (
     Column("REPLICA", "id"),
     Column("STATE", "state"),
-    Column("ROLE", "role", show=lambda row: row["role"] or "-"),
+    Column("ROLE", "role", show=lambda row: row.get("role") or "-"),
     Column("RUNNING", "num_running", "number"),
     Column("WAITING", "num_waiting", "number"),
     Column("KV USED", "kv_used", "number", show=lambda row: percent(row["kv_used"])),
     Column("HIT RATE", "hit_rate", "number", show=lambda row: percent(row["hit_rate"])),
     Column("PREFILL TOK/S", "prefill_tokens_per_s", "number",
            show=lambda row: whole(row["prefill_tokens_per_s"])),
-    Column("HOST", "host", show=lambda row: row["host"] or "-", gives_way=True),
+    Column("HOST", "host", show=lambda row: row.get("host") or "-", gives_way=True),
     Column("TTFT 1K", "predicted_ttft_s", "number", True,
-           lambda row: seconds(row["predicted_ttft_s"])),
+           lambda row: seconds(row.get("predicted_ttft_s"))),
     Column("MODEL", "model", gives_way=True),
     Column("SINCE", "since", "time", gives_way=True, show=lambda row: to_minute(row["since"])),
     Column("ENGINE", "engine_id", "id", gives_way=True),
@@ -93,9 +93,20 @@ async def status(gateway: Gateway, rows: int, output: Output) -> None:
     columns = told_columns(found) if output.form == "table" else COLUMNS
     show(found, columns, output, empty="No model is served.")
     if output.form == "table":
-        planner = await gateway.get(PLANNER)
-        for line in (*incomplete(found), *map(decision_of, planner["models"])):
+        for line in (*incomplete(found), *await decisions(gateway)):
             click.echo(line)
+
+
+async def decisions(gateway: Gateway) -> list[str]:
+    """Return what the planner wants of each model, in a line; nothing where an older gateway has
+    none. Raises: GatewayError."""
+    try:
+        planner = await gateway.get(PLANNER)
+    except GatewayError as error:
+        if not error.is_of_other_version:
+            raise
+        return []
+    return [decision_of(each) for each in planner["models"]]
 
 
 def decision_of(row: Mapping[str, Any]) -> str:
@@ -137,10 +148,10 @@ async def plan(gateway: Gateway, output: Output) -> None:
 
 def told_columns(replicas: Sequence[Mapping[str, Any]]) -> Sequence[Column]:
     """Return the columns without those that say nothing: machines where no engine joined, roles
-    where each does both."""
+    where each does both. An older gateway tells neither."""
     silent = {
-        "host": all(each["host"] is None for each in replicas),
-        "role": all(each["role"] in ("both", None) for each in replicas),
+        "host": all(each.get("host") is None for each in replicas),
+        "role": all(each.get("role") in ("both", None) for each in replicas),
     }
     return [each for each in COLUMNS if not silent.get(each.key, False)]
 

@@ -53,6 +53,8 @@ async def explain(gateway: Gateway, request_id: str, org: str | None, output: Ou
     """
     org_id = await gateway.org_id(org)
     found = await gateway.get(f"{REQUESTS}/{request_id}", org_id=org_id)
+    if "routing" not in found:
+        raise gateway.too_old("choices of replicas in its log of requests")
     routing = found["routing"]
     if not routing:
         raise GatewayError(f"{found['id']}: {no_choice(found)}", status=1)

@@ -51,7 +51,7 @@ def seconds(value: float | None) -> str:
 
 def queues(row: Mapping[str, Any]) -> str:
     """Return how many wait in each lane, the highest first."""
-    lanes = row["lanes"]
+    lanes = row.get("lanes")
     return "/".join(str(lanes[each]["num_waiting"]) for each in LANES) if lanes else ABSENT
 
 
@@ -65,7 +65,7 @@ COLUMNS = (
     Column("IN TOK/S", "input_s", "number", True, lambda row: per_second(row["input_s"])),
     Column("OUT TOK/S", "output_s", "number", show=lambda row: per_second(row["output_s"])),
     Column("TTFT 1K", "predicted_ttft_s", "number", True,
-           lambda row: seconds(row["predicted_ttft_s"])),
+           lambda row: seconds(row.get("predicted_ttft_s"))),
 )  # fmt: skip
 
 
@@ -149,9 +149,10 @@ def rates_of(
     old: Mapping[str, Any] | None, now: Mapping[str, Any], elapsed_s: float
 ) -> dict[str, float | None]:
     unknown: dict[str, float | None] = {"hit_rate": None, "input_s": None, "output_s": None}
-    if old is None or old["prompt_tokens"] is None or now["prompt_tokens"] is None:
+    then, tokens = (old or {}).get("prompt_tokens"), now.get("prompt_tokens")
+    if old is None or then is None or tokens is None:  # an older gateway tells none
         return unknown
-    grown = {name: n - old["prompt_tokens"][name] for name, n in now["prompt_tokens"].items()}
+    grown = {name: number - then[name] for name, number in tokens.items()}
     asked = sum(grown.values())
     return {
         "hit_rate": (asked - grown["computed"]) / asked if asked > 0 else None,

@@ -61,9 +61,9 @@ async def create(
     """Make a token and print it, this once.
 
     Put it into a file on the other machine, readable by its user alone, and run there
-    `tollgate engine --model PATH --join HOST:PORT --token FILE`. It is for the first join; from
-    then on the gateway knows the engine by a certificate. The token of a cell is for the
-    `token_file` of that cell's settings (docs/how-to/cells.md).
+    `tollgate engine --join HOST:PORT --token FILE`. It is for the first join; from then on the
+    gateway knows the engine by a certificate. The token of a cell is for the `token_file` of that
+    cell's settings (docs/how-to/cells.md).
     """
     if (model is None) == (cell is None):
         raise click.UsageError("give either --model NAME or --cell NAME")

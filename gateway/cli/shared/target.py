@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from decimal import Decimal
 from functools import wraps
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
@@ -37,6 +38,8 @@ PAGE = 100
 PROJECTS, KEYS = "/v1/admin/projects", "/v1/admin/keys"
 DEFAULT_ROWS = 100
 ELSEWHERE = "--url, --port or --home names another"
+UNKNOWN_URL = "unknown_url"
+"""The code of an answer of a gateway that has no such path."""
 TARGET = (
     *STATE,
     click.option("--url", help="The address of the gateway. Default: that of the home."),
@@ -76,6 +79,11 @@ class GatewayError(Exception):
         super().__init__(line)
         self.status, self.http_status, self.code = status, http_status, code
         self.is_unreachable = is_unreachable
+
+    @property
+    def is_of_other_version(self) -> bool:
+        """Tell whether the gateway has no such path, or none for this method."""
+        return self.code == UNKNOWN_URL or self.http_status == HTTPStatus.METHOD_NOT_ALLOWED
 
 
 class GatewayTarget(msgspec.Struct, frozen=True):
@@ -217,14 +225,13 @@ class Gateway:
             raise unreachable(self.target, error) from None
         self.last_etag = answer.headers.get("etag")
         if answer.status_code >= 400:
-            line, code = refusal(self.target, answer.status_code, bytes(found))
-            raise GatewayError(
-                line,
-                status=2 if answer.status_code < 500 else 1,
-                http_status=answer.status_code,
-                code=code,
-            )
+            raise self._refused(f"{method} {path}", answer.status_code, bytes(found))
         return bytes(found)
+
+    def _refused(self, what: str, status: int, content: bytes) -> GatewayError:
+        line, code = refusal(self.target, status, content)
+        error = GatewayError(line, status=2 if status < 500 else 1, http_status=status, code=code)
+        return self.too_old(what, error) if error.is_of_other_version else error
 
     async def rows(self, path: str, limit: int, **query: Any) -> list[dict[str, Any]]:
         """Return the first `limit` rows of a list. Says so where there are more."""
@@ -283,6 +290,16 @@ class Gateway:
                 raise
             return {}
         return {row["id"]: next(filter(None, map(row.get, fields)), row["id"]) for row in found}
+
+    def too_old(self, what: str, refused: GatewayError | None = None) -> GatewayError:
+        """Return what to say where the gateway does not know what is asked, as `refused` has it."""
+        return GatewayError(
+            f"the gateway at {self.target.base} has no {what}, which this command needs: it runs "
+            "another version of Tollgate",
+            status=2,
+            http_status=None if refused is None else refused.http_status,
+            code=None if refused is None else refused.code,
+        )
 
     def strange(self, path: str) -> GatewayError:
         return GatewayError(f"{self.target.base}{path}: the answer is none of Tollgate", status=1)

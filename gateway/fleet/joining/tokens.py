@@ -25,8 +25,8 @@ ID_FORM = re.compile("join_[0-9a-f]{16}")
 
 
 class NotJoinable(Exception):
-    """An error of a token for a model that no engine may join, or for a cell that lends none.
-    `field`: which of both."""
+    """An error of a token for a model that no engine may join or that is not served, or for a cell
+    that lends none. `field`: `model` or `cell`."""
 
     def __init__(self, message: str, *, field: Literal["model", "cell"] = "model") -> None:
         super().__init__(message)
@@ -61,23 +61,27 @@ class StoredToken(msgspec.Struct, frozen=True, kw_only=True):
 
 class JoinTokens:
     """The tokens in the folder of a home's joining. `joinable`: the models that engines may join
-    now; `cells`: the other cells that may lend engines now."""
+    now; `cells`: the other cells that may lend engines now; `served`: all models that are served,
+    None: whoever asks knows that it is one of them."""
 
     def __init__(
         self,
         folder: Path,
         joinable: Callable[[], Collection[str]],
         cells: Callable[[], Collection[str]] = tuple,
+        served: Callable[[], Collection[str]] | None = None,
     ) -> None:
-        self.folder, self.joinable, self.cells = folder, joinable, cells
+        self.folder, self.joinable, self.cells, self._served = folder, joinable, cells, served
         self._tokens = folder / "tokens"
 
     def draw(self, model: str, *, uses: int, expires_in_s: int) -> tuple[StoredToken, str]:
         """Draw one, which lets nobody in until it is kept, and the text that an engine is given.
         Raises: NotJoinable, OSError."""
         if model not in (names := self.joinable()):
-            which = f"those of {', '.join(sorted(names))} do" if names else "those of no model do"
-            raise NotJoinable(f"its settings have to name `joined` engines; {which}")
+            may = f"engines may join {', '.join(sorted(names)) or 'no model'}"
+            if self._served is not None and model not in self._served():
+                raise NotJoinable(f"no model {model!r} is served here; {may}")
+            raise NotJoinable(f"the settings of {model} name no `joined` engines; {may}")
         return self._draw(model, "", uses, expires_in_s)
 
     def draw_for_cell(self, cell: str, *, uses: int, expires_in_s: int) -> tuple[StoredToken, str]:

@@ -102,6 +102,45 @@ def test_each_replica_has_a_row_and_a_model_that_lacks_one_a_line(gateway: FakeG
     assert line == "penny: 1 of 2 replicas serve"
 
 
+NO_ROUTE = {"title": "Not Found", "status": 404, "code": "unknown_url"}
+
+
+def test_of_an_older_gateway_it_shows_what_there_is(gateway: FakeGateway) -> None:
+    """It knows no planner, and says less of a replica."""
+    old = replica("penny/0")
+    for name in ("role", "host", "lanes", "predicted_ttft_s", "prompt_tokens", "generated_tokens"):
+        del old[name]
+    gateway.on("GET", FLEET, {"data": [old], "has_more": False})
+    gateway.on("GET", PLANNER, NO_ROUTE, status=404)
+    done = gateway.run("fleet", "status")
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[1].split()[:2] == ["penny/0", "serving"]
+    done = gateway.run("fleet", "top", "--once", "--interval", "0.2")
+    assert done.exit_code == 0 and "penny/0" in done.output, done.output
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        (("fleet", "plan"), PLANNER),
+        (("fleet", "top", "--once"), FLEET),
+        (("models", "rollout", "status"), "/v1/admin/models/rollouts"),
+        (("models", "rollout", "abort", "penny"), "/v1/admin/models/rollouts"),
+        (("models", "evaluations", "penny"), "/v1/admin/models/evaluations"),
+        (("fleet", "token", "list"), "/v1/admin/join_tokens"),
+    ],
+)
+@pytest.mark.parametrize("status", [404, 405])
+def test_a_gateway_that_lacks_what_a_command_needs(
+    gateway: FakeGateway, command: tuple[str, ...], path: str, status: int
+) -> None:
+    gateway.on("GET", path, NO_ROUTE | {"status": status}, status=status)
+    done = gateway.run(*command)
+    needs = f"has no GET {path}, which this command needs: it runs another version of Tollgate"
+    assert done.exit_code == 2 and done.output.strip().endswith(needs)
+    assert len(done.output.splitlines()) == 1
+
+
 def test_roles_and_machines_are_shown_where_there_are_any(gateway: FakeGateway) -> None:
     rows = [replica("penny/0", role="prefill"), replica("penny/1000", role="decode", host="box")]
     gateway.on("GET", FLEET, {"data": rows, "has_more": False})

@@ -44,6 +44,14 @@ def whole(**fields: Any) -> dict[str, Any]:
     return {"id": ID, **told, **fields}
 
 
+def test_a_gateway_that_tells_no_choices() -> None:
+    with serving() as gateway:
+        gateway.on("GET", PATH, {name: each for name, each in whole().items() if name != "routing"})
+        done = gateway.run("fleet", "explain", ID)
+        assert done.exit_code == 2 and done.output.count("\n") == 1
+        assert "has no choices of replicas in its log of requests" in done.output
+
+
 def test_each_candidate_has_a_row_and_the_reason_words() -> None:
     with serving() as gateway:
         gateway.on("GET", PATH, whole())

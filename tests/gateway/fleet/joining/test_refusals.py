@@ -287,8 +287,11 @@ def test_what_is_no_token(text: str) -> None:
 def test_a_token_for_a_model_that_nobody_may_join(folder: Path) -> None:
     tokens = JoinTokens(folder, lambda: ("penny",))
     with pytest.raises(
-        NotJoinable, match="its settings have to name `joined` engines; those of penny do"
+        NotJoinable, match="settings of quill name no `joined` engines; engines may join penny"
     ):
+        tokens.draw("quill", uses=1, expires_in_s=60)
+    tokens = JoinTokens(folder, lambda: (), served=lambda: ("penny",))
+    with pytest.raises(NotJoinable, match="no model 'quill' is served here; engines may join no m"):
         tokens.draw("quill", uses=1, expires_in_s=60)
     assert tokens.all() == []
 
