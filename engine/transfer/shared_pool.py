@@ -32,6 +32,10 @@ GENERATION_BYTES = 8
 F_SEAL_FUTURE_WRITE = 0x0010
 """linux/fcntl.h, since 5.1: no new mapping can be written to. Python has no name for it."""
 
+LONG_RUN = 4
+"""Blocks side by side from which on a run is read part by part: 15.6 GB/s instead of 13.2 with five
+of 60 parts of 6 KiB, and 8.3 instead of 12.8 with one."""
+
 
 class BlockReader(Protocol):
     """Copies blocks out of a pool that is written to meanwhile. Safe in any thread."""
@@ -85,10 +89,21 @@ class MappedPool:
             end = start + num_parts * num_bytes
             for first, block, count in runs:
                 into = rows[first : first + count, start:end]
-                into = into.reshape(count, num_parts, num_bytes, copy=False)
-                into[:] = parts[:, block : block + count].swapaxes(0, 1)
+                into = into.reshape(count, num_parts, num_bytes, copy=False).swapaxes(0, 1)
+                _copy(parts[:, block : block + count], into)
             start = end
         return num_same(self.generations, blocks, generations)
+
+
+def _copy(parts: NDArray[np.uint8], into: NDArray[np.uint8]) -> None:
+    """Copy [parts, blocks, bytes], in one call: between two the interpreter's lock may have to be
+    waited for."""
+    if parts.shape[1] < LONG_RUN:
+        into[:] = parts
+    else:
+        # An assignment goes by where it writes, block by block, and reads a few KiB from each of
+        # many pages that are far from each other. This goes by where the parts lie.
+        np.positive(parts, out=into, order="C")
 
 
 def _stacks_of(memory: NDArray[np.uint8], shape: PoolShape) -> Iterator[NDArray[np.uint8]]:

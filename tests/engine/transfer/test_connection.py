@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.errors import ConfigError, ProtocolError
@@ -22,6 +24,7 @@ from engine.transfer.connection import PeerConnection
 from engine.transfer.messages import BlocksHeld
 from engine.transfer.serving import BlockServer
 from engine.transfer.shared_pool import PoolShape, SharedPool, map_pool
+from tests.budget import examples
 from tests.engine.transfer.owner import BLOCK_BYTES, LAYOUT, Owner, connect, content_of
 
 PROMPT = list(range(17))
@@ -170,6 +173,26 @@ def test_an_address_that_is_taken_is_told(owner: Owner) -> None:
             block_bytes=1,
             num_blocks=1,
         )
+
+
+@settings(max_examples=examples(60))
+@given(
+    st.lists(st.sampled_from([64, 24]), min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(0, 15), st.integers(1, 9)), min_size=1, max_size=4),
+)
+def test_blocks_are_read_whole_in_runs_of_any_length(
+    part_bytes: list[int], runs: list[tuple[int, int]]
+) -> None:
+    pool = SharedPool(24, part_bytes)
+    parts = [np.frombuffer(pool.part(each), np.uint8) for each in range(len(part_bytes))]
+    for number, part in enumerate(parts):
+        part[:] = np.random.default_rng(number).integers(0, 256, part.shape)
+    blocks = [block for first, count in runs for block in range(first, first + count)]
+    rows = np.zeros((len(blocks), pool.shape.block_bytes), np.uint8)
+    assert pool.read(blocks, [0] * len(blocks), rows) == len(blocks)
+    for block, row in zip(blocks, rows, strict=True):
+        assert row.tobytes() == b"".join(part.reshape(24, -1)[block].tobytes() for part in parts)
+    pool.close()
 
 
 def test_the_pool_of_another_can_not_be_written_or_shrunk() -> None:
