@@ -107,7 +107,9 @@ class BlockHolds:
     def begin(self, front: BlockRange, duration_s: float) -> int:
         """Ask for blocks to be kept, from the next step on. Return the id of the hold; 0: there are
         too many."""
-        ends_s = self._clock() + min(duration_s, MAX_HOLD_S)
+        if not duration_s < MAX_HOLD_S:  # as what is no number is not
+            duration_s = MAX_HOLD_S
+        ends_s = self._clock() + duration_s
         with self._lock:
             if len(self._holds) >= MAX_HOLDS:
                 return 0

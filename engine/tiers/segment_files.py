@@ -140,7 +140,7 @@ def _remove(path: Path) -> bool:
     cannot be removed."""
     try:
         fd = _lock(path / _LOCK)
-    except (FolderInUse, FileNotFoundError):
+    except OSError:  # FolderInUse and FileNotFoundError among them
         return False
     shutil.rmtree(path, ignore_errors=True)
     os.close(fd)

@@ -46,6 +46,11 @@ MAX_READ_BYTES = 8 << 20
 HELLO_TIMEOUT_S = 5.0
 SEND_TIMEOUT_S = 10.0
 """Drop an engine that takes none of what it asked for in this time."""
+IDLE_TIMEOUT_S = 600.0
+"""Drop an engine that asks for nothing in this time: it closes connections sooner, and one whose
+machine is gone would keep its place for ever."""
+ACCEPT_PAUSE_S = 1.0
+"""Accept nobody for this time after that failed, as it does while no file can be opened."""
 
 
 class BlockServer:
@@ -78,14 +83,14 @@ class BlockServer:
         self.address = self._bound_address()
         self._channels: set[Channel[Question]] = set()
         self._lock = threading.Lock()
-        self._is_closed = False
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="kv-serving", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """End all connections, and give the address free."""
         with self._lock:
-            self._is_closed = True
+            self._closed.set()
             channels = list(self._channels)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -121,13 +126,14 @@ class BlockServer:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
-                if self._is_closed:
+                if self._closed.is_set():
                     return
                 log.exception("cannot accept another engine")
+                self._closed.wait(ACCEPT_PAUSE_S)
                 continue
             channel: Channel[Question] = Channel(sock, Question)
             with self._lock:
-                is_refused = self._is_closed or len(self._channels) >= MAX_CONNECTIONS
+                is_refused = self._closed.is_set() or len(self._channels) >= MAX_CONNECTIONS
                 if not is_refused:
                     self._channels.add(channel)
             if is_refused:
@@ -142,13 +148,13 @@ class BlockServer:
         try:
             channel.sock.settimeout(HELLO_TIMEOUT_S)
             if self._greet(channel):
-                channel.sock.settimeout(None)
+                channel.sock.settimeout(IDLE_TIMEOUT_S)
                 while (question := channel.receive()) is not None:
                     channel.sock.settimeout(SEND_TIMEOUT_S)
                     self._answer(channel, borrower, question)
-                    channel.sock.settimeout(None)
+                    channel.sock.settimeout(IDLE_TIMEOUT_S)
         except (OSError, ProtocolError) as error:
-            if not self._is_closed:
+            if not self._closed.is_set():
                 log.info("an engine that read blocks is gone: %s", error)
         finally:
             for hold_id in borrower.fronts:
@@ -183,8 +189,8 @@ class BlockServer:
     def _answer(self, channel: Channel[Question], borrower: _Borrower, question: Question) -> None:
         answer: Answer
         if isinstance(question, ReleaseBlocks):
-            borrower.fronts.pop(question.hold_id, None)
-            self._holds.release(question.hold_id)
+            if borrower.fronts.pop(question.hold_id, None) is not None:
+                self._holds.release(question.hold_id)
         elif isinstance(question, HoldBlocks):
             channel.send(self._hold(borrower, question))
         elif isinstance(question, ReadBlocks):
@@ -206,6 +212,8 @@ class BlockServer:
         hold_id = self._holds.begin(front, question.duration_s)
         blocks = front.blocks[question.first :]
         generations = front.generations[question.first :]
+        for ended in [each for each in borrower.fronts if not self._holds.is_held(each)]:
+            del borrower.fronts[ended]
         if hold_id:
             borrower.fronts[hold_id] = BlockRange(blocks, generations)
         return BlocksHeld(hold_id=hold_id, blocks=blocks, generations=generations)

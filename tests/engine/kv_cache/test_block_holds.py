@@ -4,8 +4,10 @@ end.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -120,3 +122,13 @@ def test_more_holds_than_the_bound_are_not_kept() -> None:
     holds = BlockHolds(cache, [0] * 4, max_blocks=4, clock=lambda: 0.0)
     begun = [holds.begin(BlockRange([], []), 1.0) for _ in range(MAX_HOLDS + 1)]
     assert all(begun[:-1]) and begun[-1] == 0
+
+
+@pytest.mark.parametrize("duration_s", [math.nan, math.inf, 1e9])
+def test_no_hold_is_for_ever(duration_s: float) -> None:
+    now_s = 0.0
+    holds = BlockHolds(PrefixCache(BlockPool(4), 4), [0] * 4, max_blocks=4, clock=lambda: now_s)
+    hold_id = holds.begin(BlockRange([], []), duration_s)
+    now_s = MAX_HOLD_S
+    holds.advance()
+    assert not holds.is_held(hold_id) and holds.num_expired == 1

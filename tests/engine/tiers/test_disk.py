@@ -240,6 +240,13 @@ def test_what_no_engine_used_for_a_day_is_removed(open_tier: Opens) -> None:
     }
 
 
+def test_a_folder_that_cannot_be_removed_stays(open_tier: Opens, tmp_path: Path) -> None:
+    lock = tmp_path / "kv" / ("0" * 16 + "-0") / "lock"
+    lock.mkdir(parents=True)  # which nobody can lock
+    os.utime(lock, (0, 0))
+    assert open_tier().is_on and lock.exists()
+
+
 def test_an_engine_that_was_killed_after_days_finds_what_it_wrote(open_tier: Opens) -> None:
     """Its lock is as old as its start, or as its last segment."""
     tier = open_tier()

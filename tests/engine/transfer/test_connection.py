@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -19,10 +20,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.errors import ConfigError, ProtocolError
-from engine.kv_cache.block_holds import raise_generation
+from engine.kv_cache.block_holds import BlockRange, raise_generation
 from engine.transfer.connection import PeerConnection
 from engine.transfer.messages import BlocksHeld
-from engine.transfer.serving import BlockServer
+from engine.transfer.serving import BlockServer, _Borrower
 from engine.transfer.shared_pool import PoolShape, SharedPool, map_pool
 from tests.budget import examples
 from tests.engine.transfer.owner import BLOCK_BYTES, LAYOUT, Owner, connect, content_of
@@ -106,6 +107,56 @@ def test_holds_end_with_their_connection(owner: Owner) -> None:
     assert ended.wait(30)
     owner.holds.advance()
     assert owner.holds.num_blocks == 0 and owner.holds.num_expired == 0
+
+
+def test_what_was_held_is_forgotten_and_only_released_by_who_asked_for_it(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fronts: list[dict[int, BlockRange]] = []
+
+    class Watched(_Borrower):
+        def __init__(self) -> None:
+            super().__init__()
+            fronts.append(self.fronts)
+
+    monkeypatch.setattr("engine.transfer.serving._Borrower", Watched)
+    digests = owner.compute(PROMPT)
+    address = owner.serve().address
+    peer, other = connect(address), connect(address)
+    held = peer.hold(digests, 0, 1.0)
+    assert held is not None and held.hold_id
+    other.release(held)
+    assert other.hold(digests, 4, 1.0) is None, "what was said before is done by now"
+    assert owner.holds.is_held(held.hold_id)
+    for _ in range(3):
+        owner.now_s += 1.0
+        owner.holds.advance()
+        assert (again := peer.hold(digests, 0, 1.0)) is not None
+        assert [len(each) for each in fronts if each] == [1] and again.hold_id
+    for each in (peer, other):
+        each.close()
+
+
+def test_a_server_that_can_open_no_file_rests_and_goes_on(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("engine.transfer.serving.ACCEPT_PAUSE_S", 0.001)
+    accept, fails = socket.socket.accept, iter([True, True])
+
+    def refuse(listener: socket.socket) -> tuple[socket.socket, object]:
+        accepted = accept(listener)
+        if next(fails, False):
+            accepted[0].close()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accepted
+
+    monkeypatch.setattr(socket.socket, "accept", refuse)
+    address = owner.serve().address
+    for _ in range(2):
+        with pytest.raises((OSError, ProtocolError)):
+            connect(address)
+    connect(address).close()
+    assert caplog.text.count("cannot accept another engine") == 2
 
 
 def test_a_block_that_is_written_to_amid_a_copy_is_dropped(owner: Owner) -> None:
