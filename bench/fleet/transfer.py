@@ -3,14 +3,15 @@
 A model of the shape of SmolLM2-135M with random weights, on this machine's processor; two engines
 in one process, of which one has computed what the other is asked for.
 
-    speed    bytes a second out of the other's memory, beside a plain copy of as many, and over a
-             socket, with checksums; the medians of the turns, in which all ways alternate
+    speed    bytes a second out of the other's memory, beside a plain copy of as many, both of
+             processor time, since one thread does all of it and other load is not to count; and
+             over a socket, with checksums; the medians of the turns, in which all ways alternate
     prompt   the time to the first token of a prompt that is read, over that of one that is
              computed: the median of the turns, which alternate
 
 The plain copy is of one piece of the memory that blocks are read from: a file of memory, which
-Linux gives huge pages only where `shmem_enabled` allows it. Memory of huge pages is copied 1.4
-times as fast, with fewer translations of addresses; that figure is printed beside it.
+Linux gives huge pages only where `shmem_enabled` allows it. Memory of huge pages is copied faster,
+with fewer translations of addresses; that figure is printed beside it.
 """
 
 from __future__ import annotations
@@ -125,22 +126,24 @@ def prompt_of(turn: int, length: int) -> list[int]:
     return [draw.randrange(3, VOCAB) for _ in range(length)]
 
 
-def read_s(peer: PeerConnection, held: BlocksHeld, rows: NDArray[np.uint8]) -> float:
+def read_s(
+    clock: Callable[[], float], peer: PeerConnection, held: BlocksHeld, rows: NDArray[np.uint8]
+) -> float:
     """Return the seconds to read all that is held, in parts as large as `rows`."""
-    began = time.perf_counter()
+    began = clock()
     for first in range(0, len(held.blocks), len(rows)):
         part = rows[: len(held.blocks) - first]
         assert peer.read(held, first, part) == len(part)
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def copied_s(source: NDArray[np.uint8], into: NDArray[np.uint8]) -> float:
-    """Return the seconds of a plain copy, in parts as large."""
-    began = time.perf_counter()
+    """Return the processor seconds of a plain copy, in parts as large."""
+    began = time.thread_time()
     for first in range(0, len(source), len(into)):
         part = source[first : first + len(into)]
         np.copyto(into[: len(part)], part)
-    return time.perf_counter() - began
+    return time.thread_time() - began
 
 
 def measure_speed(owner: Reader, reader: Reader, socket: Path, turns: int) -> list[FleetGoal]:
@@ -166,22 +169,22 @@ def measure_speed(owner: Reader, reader: Reader, socket: Path, turns: int) -> li
     with ExitStack() as peers:
         peers.callback(sending.close)
 
-        def reading(address: str) -> Callable[[], float]:
+        def reading(address: str, clock: Callable[[], float]) -> Callable[[], float]:
             peer = reader.connected(address)
             peers.callback(peer.close)
             held = peer.hold(digests, 0, HOLD_S)
             assert held is not None and len(held.blocks) == len(digests)
             peers.callback(peer.release, held)
-            return partial(read_s, peer, held, rows)
+            return partial(read_s, clock, peer, held, rows)
 
         pool = np.frombuffer(sharing.pool._mapped, np.uint8)[:num_bytes]
         took = in_turns(
             turns * SPEED_TURNS,
             {
-                MEMORY: reading(status.peer.address),
+                MEMORY: reading(status.peer.address, time.thread_time),
                 COPY: partial(copied_s, pool, rows.reshape(-1)),
                 HUGE_COPY: partial(copied_s, np.ones(num_bytes, np.uint8), rows.reshape(-1)),
-                SOCKET: reading(sending.address),
+                SOCKET: reading(sending.address, time.perf_counter),
             },
         )
         del pool

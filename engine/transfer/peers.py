@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 MAX_PEERS = 16
 MAX_QUEUED = 256
 """Reads that wait for one engine; further ones bring nothing."""
-READ_BYTES = 2 << 20
-NUM_BUFFERS = 16
+READ_BYTES = 3 << 20
+"""Blocks are read together up to so many bytes: more at once are read faster, and come later."""
+NUM_BUFFERS = 12
 TIMEOUT_S = 1.0
 """For each call to another engine: one that hangs keeps its thread no longer."""
 AWAY_S = 5.0
