@@ -64,4 +64,5 @@ class SourceRests:
 
 def _class_of(wait_s: float) -> int:
     """Return the power of two that is next above."""
-    return max(MIN_CLASS, min(MAX_CLASS, math.frexp(wait_s)[1]))
+    number = math.frexp(wait_s)[1] if wait_s > 0 else MIN_CLASS
+    return max(MIN_CLASS, min(MAX_CLASS, number))

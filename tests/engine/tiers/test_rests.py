@@ -73,6 +73,13 @@ def test_one_that_is_late_again_and_again_rests_for_longer() -> None:
     assert lengths == [0, FIRST_REST_S, 2, 4, MAX_REST_S, MAX_REST_S, MAX_REST_S]
 
 
+def test_who_would_not_wait_at_all_says_nothing_about_others() -> None:
+    rests = SourceRests()
+    for now_s in (0.0, 1.0, 2.0):
+        rests.was_late("disk", 0.0, now_s, now_s)
+    assert rests.is_left_alone("disk", 0.0, 2.0) and not rests.is_left_alone("disk", 1e-5, 2.0)
+
+
 def test_what_waits_at_the_same_time_is_late_once() -> None:
     rests = SourceRests()
     for number in range(20):
