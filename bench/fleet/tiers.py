@@ -138,7 +138,6 @@ class Bench:
 
     def __init__(self, tiered: Asker, plain: Asker, seed: int) -> None:
         self._tiered, self._plain, self._seed = tiered, plain, seed
-        self._plain_first = False
         self.found: defaultdict[tuple[int, str], list[Found]] = defaultdict(list)
         """By length and case."""
         self.back_s: defaultdict[int, list[float]] = defaultdict(list)
@@ -202,8 +201,8 @@ class Bench:
         return [rng.randrange(3, VOCAB) for _ in range(length)]
 
     def _ask(self, case: str, prompt: list[int]) -> Found:
-        self._plain_first = not self._plain_first
-        both = (self._plain, self._tiered) if self._plain_first else (self._tiered, self._plain)
+        is_odd = len(self.found[len(prompt), case]) % 2
+        both = (self._tiered, self._plain) if is_odd else (self._plain, self._tiered)
         num_late = self._tiered.loader.num_late
         took = {asker: asker.first_token(prompt) for asker in both}
         seconds, usage = took[self._tiered]
