@@ -8,6 +8,8 @@ each replica one prompt is read after the other.
 
 Behind each row is what the planner says that is shipped, for nine requests of ten: so many that do
 both, or so many of either role.
+
+With `--live`: real engines, and what is read of each other (`bench.fleet.pools.live_roles`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from statistics import fmean
 import msgspec
 
 from bench.fleet.ours import PredictedTime, PredictedTimeByRole
+from bench.fleet.pools.live_roles import run_live
 from bench.fleet.routers import gpu_cost, parser_of, traces_of
 from bench.fleet.trace import CONVERSATION, DOCUMENTS, TracedRequest
 from bench.fleet.world import READ_S, FleetSetup, FleetWorld, RequestFate
@@ -105,7 +108,18 @@ def main(command: str, arguments: list[str]) -> int:
     parser = parser_of(command, __doc__ or "")
     parser.set_defaults(speed=2.0)
     parser.add_argument("--gb-per-s", type=float, default=12.0, help="of the link between replicas")
+    live = parser.add_argument_group("with --live, in place of the simulation")
+    live.add_argument("--live", action="store_true", help="engines of penny on this machine")
+    live.add_argument("--rate", type=float, default=1.5, help="requests a second")
+    live.add_argument("--rounds", type=int, default=3, help="of each layout, in turns")
+    live.add_argument("--seed", type=int, default=1)
+    live.add_argument(
+        "--machine-was", choices=("busy", "quiet"), default="busy", help="what else ran there"
+    )
+    live.add_argument("--dry", action="store_true", help="record nothing")
     asked = parser.parse_args(arguments)
+    if asked.live:
+        return run_live(asked)
     kv_bytes = shape_of(LLAMA_8B).kv_bytes(1, 2)
     setup = FleetSetup(cost=gpu_cost(), read_token_s=kv_bytes / (1e9 * asked.gb_per_s))
     for shape in [CONVERSATION] if asked.trace is not None else [CONVERSATION, DOCUMENTS]:
