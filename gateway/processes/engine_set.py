@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -73,8 +74,13 @@ RAYS_OWN = re.compile(r"RAY_\w+")
 """Variables by which a process finds its cluster and speaks with it."""
 LAUNCHER_STOP_S = 20.0
 """It ends what it started, and each engine what it runs."""
+OUTDATED = "the settings have become others while it started"
 TIER_PURPOSE = "kv-disk"
 """The purpose of the key that engines encrypt their disk tiers under."""
+
+
+class StartOutdated(StartError):
+    """An error of an engine that the settings have no place for any more."""
 
 
 class RunningEngine:
@@ -94,6 +100,8 @@ class RunningEngine:
         self.model, self.address, self.record, self.options = model, address, record, options
         self.restarter = Restarter(f"engine-{engine_number(address)}", lambda: start(self))
         self.is_ready, self.is_retired = False, False
+        self.is_outdated = False
+        """It starts, and the settings that came into force meanwhile have no place for it."""
         self._stages = EngineStages(model.path, address)
         self._version: ModelVersion | None = None
         self.restarter.is_final = self._is_vain
@@ -381,7 +389,13 @@ class EngineSet:
         self._settings: Settings | None = None
         """The settings with which engines were begun last."""
         self._engines: dict[str, RunningEngine] = {}
+        self._growing: dict[str, RunningEngine] = {}
+        """Those that start and that no settings name yet."""
+        self._named: set[str] = set()
+        """The addresses that models were given last, by settings that may not be in force yet."""
         self._retiring: dict[str, RunningEngine] = {}
+        self._dropped: dict[str, RunningEngine] = {}
+        """Those that end and that nobody was told of."""
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._failed: list[ModelVersion] = []
         self._tasks = TaskSet()
@@ -394,7 +408,12 @@ class EngineSet:
 
     @property
     def all(self) -> list[RunningEngine]:
-        return [*self._engines.values(), *self._retiring.values()]
+        return [*self._told, *self._dropped.values()]
+
+    @property
+    def _told(self) -> list[RunningEngine]:
+        """Return those that people are told of."""
+        return [*self._engines.values(), *self._growing.values(), *self._retiring.values()]
 
     @property
     def restarters(self) -> list[Restarter]:
@@ -405,14 +424,14 @@ class EngineSet:
     def machine(self) -> Machine:
         """Return what a planner asks of the machine and of the engines that run on it."""
 
-        def engine_bytes(address: str) -> int | None:
-            engine = self._engines.get(address)
+        def bytes_of(engine: RunningEngine | None) -> int | None:
             child = None if engine is None else engine.restarter.child
             return None if child is None else memory_of(child.pid)
 
         return Machine(
             available_bytes=available_memory,
-            engine_bytes=engine_bytes,
+            engine_bytes=lambda address: bytes_of(self._engines.get(address)),
+            growing_bytes=lambda: sum(bytes_of(each) or 0 for each in self._growing.values()),
             expected_bytes=expected_memory,
             num_threads=lambda model, models: (
                 shared_options(model, models).num_threads or len(os.sched_getaffinity(0))
@@ -423,7 +442,7 @@ class EngineSet:
     def versions(self) -> list[ModelVersion]:
         """Return the version that each engine has of its model, and those that did not start when
         engines were begun last."""
-        return [*(each.look() for each in self.all), *self._failed]
+        return [*(each.look() for each in self._told), *self._failed]
 
     def place(self, models: Sequence[ModelConfig]) -> tuple[ModelConfig, ...]:
         """Give each model the engines that run as it wants them, those of the lowest numbers first
@@ -440,6 +459,7 @@ class EngineSet:
                 fresh = (self._beside(each, taken) for each in own[len(kept) :])
                 model = msgspec.structs.replace(model, engines=(*kept, *fresh, *model.joined))
             placed.append(model)
+        self._named = {address for model in placed for address in model.engines}
         return tuple(placed)
 
     def _kept(self, model: ModelConfig) -> list[str]:
@@ -466,6 +486,27 @@ class EngineSet:
         await together(*(each.restarter.begin() for each in fresh))
         self.on_change()
         return fresh
+
+    async def begin_beside(self, model: ModelConfig, settings: Settings) -> RunningEngine:
+        """Start one more engine of a model, which none of `settings` names until it is `taken`; it
+        loads from now on. Raises: StartError, OSError, and nothing is left of it."""
+        self._failed = [each for each in self._failed if each.model != model.name]
+        named = {each for other in settings.models for each in other.engines} | self._named
+        taken = {engine_number(each) for each in (*named, *(each.address for each in self.all))}
+        number = next(each for each in count() if each not in taken)
+        address = f"unix:{self._home.engine_socket(number)}"
+        engine = self._growing[address] = self._engine(model, address, settings)
+        try:
+            await engine.restarter.begin()
+        except BaseException as error:
+            await self.drop([engine], str(error) if isinstance(error, StartError) else "")
+            raise
+        self.on_change()
+        return engine
+
+    def take(self, engine: RunningEngine) -> None:
+        """Count an engine that was begun beside others among those that settings name."""
+        self._engines[engine.address] = self._growing.pop(engine.address)
 
     async def let_join(self, settings: Settings) -> None:
         """Let engines of other machines join as the settings have it, and have those run that Ray
@@ -509,12 +550,18 @@ class EngineSet:
 
     async def drop(self, fresh: Iterable[RunningEngine], problem: str = "") -> None:
         """End engines that nobody was told of. `problem`: why they are not wanted any more."""
+        ending = []
         for each in fresh:
             self._engines.pop(each.address, None)
+            self._growing.pop(each.address, None)
+            self._dropped[each.address] = each  # its socket is its own until it has ended
             if problem:
                 self._failed.append(each.look(each.failure or problem))
+            name = f"drop {each.address}"
+            ending.append(self._tasks.spawn(self._end(each, ENGINE_STOP_S), name=name))
         self.on_change()
-        await asyncio.gather(*(each.restarter.stop(ENGINE_STOP_S) for each in fresh))
+        if ending:
+            await asyncio.wait(ending)
 
     def retire(
         self, models: Sequence[ModelConfig], in_use: Callable[[], Collection[str]]
@@ -544,15 +591,18 @@ class EngineSet:
         for each in gone:
             self._retiring[each.address] = self._engines.pop(each.address)
             each.is_retired = True
+        for each in self._growing.values():
+            each.is_outdated = not any(can_grow_by(model, each.model) for model in models)
         self.on_change()
         return gone
 
-    async def _end(self, each: RunningEngine) -> None:
+    async def _end(self, each: RunningEngine, timeout_s: float = RETIRE_S) -> None:
         if (watching := self._watching.pop(each.address, None)) is not None:
             await end_tasks(watching)
-        await each.restarter.stop(RETIRE_S)
-        del self._retiring[each.address]
-        self.on_change()
+        await each.restarter.stop(timeout_s)
+        self._dropped.pop(each.address, None)
+        if self._retiring.pop(each.address, None) is not None:
+            self.on_change()
         log.info("%s of %s has ended", each.restarter.name, each.model.name)
 
     async def _until_ready(self, each: RunningEngine) -> None:
@@ -563,6 +613,8 @@ class EngineSet:
                 while not client.connected:
                     if (failure := each.failure) is not None:
                         raise StartError(failure)
+                    if each.is_outdated:
+                        raise StartOutdated(OUTDATED)
                     await asyncio.sleep(READY_POLL_S)
         except TimeoutError:
             what = f"{each.restarter.name} is not ready after {READY_TIMEOUT_S:.0f} s"
@@ -629,6 +681,14 @@ def process_of(model: ModelConfig) -> tuple[object, ...]:
     """Return what an engine's process is made of, but for its share of the machine: two models for
     which it is the same can have the same one."""
     return model.name, model.path, model.engine_options, model.adapters, model.shares_memory
+
+
+def can_grow_by(model: ModelConfig, started: ModelConfig) -> bool:
+    """Tell whether an engine that was started for a model, as it was then, can be one more of it as
+    it is."""
+    bounds = model.replica_range
+    is_open = bounds is not None and len(model.started) < bounds.most
+    return is_open and process_of(model) == process_of(started)
 
 
 def shared_options(model: ModelConfig, models: Iterable[ModelConfig]) -> EngineOptions:

@@ -11,14 +11,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sized
+from functools import partial
 
 import msgspec
 
 from billing.errors import BillingError
 from engine.errors import ConfigError
+from gateway.fleet.planner.scaling import PutInForce, ScalingError
 from gateway.installation.model_versions import ModelVersion, VersionHistory
 from gateway.processes.control_socket import ReloadAnswer, ReloadRequest, Tell
-from gateway.processes.engine_set import EngineSet
+from gateway.processes.engine_set import (
+    OUTDATED,
+    EngineSet,
+    RunningEngine,
+    StartOutdated,
+    can_grow_by,
+)
 from gateway.processes.restarter import StartError
 from gateway.processes.worker_set import SettingsRefused, WorkerSet
 from gateway.settings.changes import SettingChange, changes_between, needs_new_workers
@@ -98,30 +106,77 @@ class Reload:
             self._say(line)
         return found
 
-    async def scale(self, counts: Mapping[str, int], wakes_in_s: Mapping[str, float | None]) -> str:
-        """Have so many engines of models whose range lets it; the settings stay as they are, and
-        what is not named as it is. `wakes_in_s`: of those that get none, how long a start takes.
-        Return why it cannot be; empty: it is done. Raises nothing that an engine or a worker can be
-        the reason of."""
-        async with self._turn:
-            before, self._counts = self._counts, {**self._counts, **counts}
-            self._wakes_in_s = dict(wakes_in_s)
-            try:
-                await self._take_up_counts()
-            except (SettingsRefused, StartError, OSError) as error:
-                self._counts = before
-                return one_line(str(error) or type(error).__name__)
-        return ""
-
-    async def _take_up_counts(self) -> None:
-        """Raises: StartError, SettingsRefused; all is as it was then."""
-        models = self._engines.place(self._sized(self.settings.models))
-        fresh = msgspec.structs.replace(self.settings, models=models)
+    async def start(self, model: str) -> PutInForce:
+        """Start one more engine of a model whose range lets it, beside all else that goes on, and
+        return once it is ready. Broken off, nothing is left of it. Raises: ScalingError, and
+        nothing is left of it."""
+        found = self._in_force_of(model)
         try:
-            await self._start_engines(fresh, self._say)
-            await self._workers.take_up(fresh)
+            engine = await self._engines.begin_beside(found, self.settings)
+        except (StartError, OSError) as error:
+            raise ScalingError(one_line(str(error))) from None
+        began = time.monotonic()
+        self._say(f"Starting one more engine of {model} beside what serves.")
+        try:
+            await self._engines.until_ready([engine])
+        except StartError as error:
+            is_outdated = isinstance(error, StartOutdated)
+            await self._engines.drop([engine], "" if is_outdated else str(error))
+            raise ScalingError(one_line(str(error)), is_outdated=is_outdated) from None
         except BaseException:
+            await self._engines.drop([engine])
+            raise
+        self._say(f"Ready: {model}, after {time.monotonic() - began:.1f} s.")
+        return partial(self._put_in_force, engine)
+
+    async def _put_in_force(self, engine: RunningEngine) -> None:
+        """Raises: ScalingError, and the engine ends then."""
+        name = engine.model.name
+        try:
+            await self._turn.acquire()
+        except BaseException:
+            await self._engines.drop([engine])
+            raise
+        try:
+            model = next((each for each in self.settings.models if each.name == name), None)
+            if engine.is_outdated or model is None or not can_grow_by(model, engine.model):
+                await self._engines.drop([engine])
+                raise ScalingError(OUTDATED, is_outdated=True)
+            self._engines.take(engine)
+            await self._take_up_count(name, len(model.started) + 1, None)
+        finally:
+            self._turn.release()
+
+    async def shrink(self, model: str, number: int, wakes_in_s: float | None) -> None:
+        """Have no more than so many engines of a model whose range lets it; the settings stay as
+        they are. `wakes_in_s`: how long a start takes, where none is left. Raises: ScalingError,
+        and all is as it was."""
+        async with self._turn:
+            if number < len(self._in_force_of(model).started):
+                await self._take_up_count(model, number, wakes_in_s)
+
+    def _in_force_of(self, name: str) -> ModelConfig:
+        """Return a model that has a range of engines. Raises: ScalingError."""
+        for each in self.settings.models:
+            if each.name == name and each.replica_range is not None:
+                return each
+        raise ScalingError(f"{name} has no range of replicas any more", is_outdated=True)
+
+    async def _take_up_count(self, model: str, number: int, wakes_in_s: float | None) -> None:
+        """Have so many of a model's engines, which all run, asked by the workers. Raises:
+        ScalingError; all is as it was then, and an engine that is left over ends."""
+        counts, wakes = self._counts, self._wakes_in_s
+        self._counts = {**counts, model: number}
+        self._wakes_in_s = {**wakes, model: wakes_in_s}
+        try:
+            models = self._engines.place(self._sized(self.settings.models))
+            fresh = msgspec.structs.replace(self.settings, models=models)
+            await self._workers.take_up(fresh)
+        except BaseException as error:
+            self._counts, self._wakes_in_s = counts, wakes
             self._retire_engines(self.settings)
+            if isinstance(error, SettingsRefused | OSError):
+                raise ScalingError(one_line(str(error) or type(error).__name__)) from None
             raise
         self._engines.watch(fresh.models)
         self._retire_engines(fresh)

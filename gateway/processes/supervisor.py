@@ -324,7 +324,7 @@ class Supervisor:
         planner = Planner(
             self.home,
             lambda: reload.settings,
-            reload.scale,
+            reload,
             self._note_planned,
             self._engines.machine(),
         )

@@ -23,6 +23,7 @@ from gateway.lanes import LaneDeadlines, LaneSlos, ModelSlos
 from gateway.principal import Plan
 from gateway.settings.cells import CELL_PATTERN, JOIN_PATTERN, PORT, CellConfig, JoinAddress
 from gateway.settings.kubernetes import OBJECT_PATTERN, KubernetesConfig
+from gateway.settings.planner import PlannerConfig
 
 Flags = str | int | Path | None
 """The value of a command's option."""
@@ -148,21 +149,6 @@ class SpoolConfig(Strict, frozen=True, kw_only=True):
     """`group`: an answer goes out once its usage is written, and a sync follows within 5 ms for
     all. The death of a process loses nothing; a power cut loses of the revenue what was answered in
     5 ms. `before_answer`: an answer waits for its sync, and neither loses anything."""
-
-
-class PlannerConfig(Strict, frozen=True, kw_only=True):
-    """`[fleet.planner]`: who decides how many engines a model has with a range of them."""
-
-    mode: Literal["off", "dry-run", "on"] = "on"
-    """`off`: each such model has as many as at the start. `dry-run`: what would be done is said,
-    and stands in the audit log, but is not done."""
-    interval_s: Annotated[float, Meta(ge=0.1, le=300)] = 5.0
-    """Between two decisions."""
-    cooldown_s: Annotated[float, Meta(ge=0, le=86_400)] = 120.0
-    """Fewer are wanted once no more were needed for so long."""
-    idle_s: Annotated[float, Meta(ge=1, le=7 * 86_400)] = 900.0
-    """A model whose range begins at 0 has no engine any more once nothing was asked of it for so
-    long."""
 
 
 class FleetConfig(Strict, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from bench.fleet.routers import gpu_cost, parser_of, traces_of
 from bench.fleet.trace import CONVERSATION, TracedRequest, TraceError
 from gateway.fleet.planner.decision import PoolBounds
 from gateway.lanes import Slo
-from gateway.settings.file import PlannerConfig
+from gateway.settings.planner import PlannerConfig
 
 SLO = Slo(ttft_s=1.0, ttft_per_prefill=2.0, tpot_s=0.05)
 MET, MOST_HOURS = 0.95, 1.2

@@ -37,36 +37,36 @@ class FixedNumber:
 
 class ShippedPlanner:
     """`gateway.fleet.planner` but for what it does with processes: forecast, sizing and decision.
-    As there one change is under way at a time, and a replica takes as long to start as the last
-    one did. `learnt`: of a day before."""
+    As there each replica that starts is a change of its own, those that are not needed any more are
+    broken off first, and a replica takes as long to start as the last one did. `learnt`: of a day
+    before."""
 
     interval_s = PLAN_EVERY_S
 
     def __init__(self, bounds: PoolBounds, begin: int, learnt: Learnt | None = None) -> None:
         self.watch = ModelWatch(0.0, learnt)
         self.decisions: list[Decision] = []
-        self._bounds, self._count, self._grown_at_s = bounds, begin, -math.inf
+        self._bounds = bounds
+        self._starting: list[float] = []
+        """When each of those was begun that do not serve yet."""
         self._past: tuple[PastNeed, ...] = (PastNeed(0.0, begin),)
 
     def wanted(self, now_s: float, world: ScaledWorld) -> int:
-        is_starting = world.num_serving < world.num_there
-        if not is_starting and self._count < world.num_there:  # the change is done
-            self._count = world.num_there
-            self.watch.start_s = now_s - self._grown_at_s
+        there = world.num_there
+        while len(self._starting) > there - world.num_serving:
+            self.watch.start_s = now_s - self._starting.pop(0)
             self.watch.grew(now_s)
         routing = world.routing
         asked, statuses = routing.asked.by_column(), [*routing.statuses.values()]
-        seen = self.watch.observe(now_s, self._count, asked, statuses)
+        seen = self.watch.observe(now_s, there, asked, statuses)
         decision = decide(seen, self._bounds, self._past)
         self._past = decision.past
         self.decisions.append(decision)
-        if is_starting or decision.wanted == self._count:
-            return world.num_there
-        if decision.wanted > self._count:
-            self._grown_at_s = now_s
+        if decision.wanted > there:
+            self._starting += [now_s] * (decision.wanted - there)
             self.watch.grew(now_s)
         else:
-            self._count = decision.wanted
+            del self._starting[max(0, decision.wanted - world.num_serving) :]
         return decision.wanted
 
 

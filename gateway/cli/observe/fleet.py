@@ -55,6 +55,7 @@ PLANNED = (
     Column("MODEL", "model"),
     Column("RANGE", "range", show=lambda row: f"{row['least']}..{row['most']}"),
     Column("RUNNING", "running", "number"),
+    Column("STARTING", "starting", "number"),
     Column("WANTED", "wanted", "number"),
     Column("REQ/S", "rate", "number", show=lambda row: f"{row['rate']:.2f}"),
     Column("FORECAST", "expected_rate", "number", show=lambda row: f"{row['expected_rate']:.2f}"),

@@ -19,6 +19,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """None: it is not known."""
     engine_bytes: Callable[[str], int | None]
     """The memory of the engine at an address."""
+    growing_bytes: Callable[[], int]
+    """The memory of all engines together that start and that no settings name yet."""
     expected_bytes: Callable[[ModelConfig, Sequence[ModelConfig]], int]
     """A guess of the memory of a model's engine beside those of all models."""
     num_threads: Callable[[ModelConfig, Sequence[ModelConfig]], int]

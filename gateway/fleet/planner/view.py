@@ -24,6 +24,8 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
     least: int
     most: int
     running: int
+    starting: int = 0
+    """Beside those that run; of pods always 0: those wanted count as running."""
     wanted: int
     reasons: list[GivenReason]
     """The one that counts first."""

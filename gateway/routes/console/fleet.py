@@ -340,6 +340,7 @@ PLAN_COLUMNS = (
     TableColumn("Model", "model"),
     TableColumn("Range", lambda each: f"{each.least}..{each.most}"),
     TableColumn("Run", "running", kind="count"),
+    TableColumn("Start", "starting", kind="count"),
     TableColumn("Wanted", "wanted", kind="count"),
     TableColumn("Why", lambda each: each.problem or each.reasons[0].text),
     TableColumn("Requests a second", lambda each: f"{each.rate:.2f}"),

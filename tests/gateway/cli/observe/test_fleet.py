@@ -17,6 +17,7 @@ PLANNED = {
     "least": 1,
     "most": 4,
     "running": 1,
+    "starting": 0,
     "wanted": 2,
     "reasons": [
         {"cause": "arrivals", "replicas": 2, "text": "3.00 requests/s are forecast"},
@@ -186,8 +187,8 @@ def test_a_plan_says_what_is_wanted_and_why(gateway: FakeGateway) -> None:
     done = gateway.run("fleet", "plan")
     assert done.exit_code == 0, done.output
     head, row, arrivals, least, change, undone = done.output.splitlines()
-    assert head.split() == "MODEL RANGE RUNNING WANTED REQ/S FORECAST WORK START".split()
-    assert row.split() == ["penny", "1..4", "1", "2", "2.50", "3.00", "1.25", "4.2", "s"]
+    assert head.split() == "MODEL RANGE RUNNING STARTING WANTED REQ/S FORECAST WORK START".split()
+    assert row.split() == ["penny", "1..4", "1", "0", "2", "2.50", "3.00", "1.25", "4.2", "s"]
     assert arrivals == "penny: 2 by arrivals: 3.00 requests/s are forecast"
     assert least == "penny: 1 by least: the settings want 1 at least"
     assert change.endswith("penny 2 -> 1: all is quiet")

@@ -74,7 +74,7 @@ class PlannedInstallation(Installation):
         planner = Planner(
             self.home,
             lambda: self.reload.settings,
-            self.reload.scale,
+            self.reload,
             self.note,
             msgspec.structs.replace(self.engines.machine(), **room),
             clock=lambda: FASTER * time.time(),

@@ -21,6 +21,7 @@ from gateway.fleet.drain_marks import DrainMarks
 from gateway.fleet.joining.joined_engines import JoinRecord, write_present
 from gateway.fleet.planner.machine import Machine
 from gateway.fleet.planner.planner import Planner
+from gateway.fleet.planner.scaling import PutInForce
 from gateway.fleet.planner.view import PlannedChange, PlannerView
 from gateway.fleet.sent_work import AskedWork
 from gateway.home import Home, engine_number
@@ -47,6 +48,7 @@ CORE = EngineConfig(model=Path("penny"), max_model_len=4096, num_blocks=4096)
 NO_MACHINE = Machine(
     available_bytes=lambda: 0,
     engine_bytes=lambda address: None,
+    growing_bytes=lambda: 0,
     expected_bytes=lambda model, models: 1 << 40,
     num_threads=lambda model, models: 1,
     num_cores=1,
@@ -60,6 +62,16 @@ class UnhurriedCore(FakeCore):
     def step(self) -> Any:
         time.sleep(0.002)
         return super().step()
+
+
+class NothingHere:
+    """No engine of this home is scaled."""
+
+    async def start(self, model: str) -> PutInForce:
+        raise AssertionError(model)
+
+    async def shrink(self, model: str, number: int, wakes_in_s: float | None) -> None:
+        raise AssertionError(model)
 
 
 class PoolHome:
@@ -84,15 +96,12 @@ class PoolHome:
         self.planner = Planner(
             self.home,
             lambda: self.settings,
-            self._scale_here,
+            NothingHere(),
             self._note,
             NO_MACHINE,
             scale_api=lambda config: api.client(config, timeout_s=self.timeout_s),
             clock=lambda: self.now_s,
         )
-
-    async def _scale_here(self, *_: Any) -> str:
-        raise AssertionError("no engine of this home is scaled")
 
     async def _note(self, change: PlannedChange) -> None:
         self.changes.append(change)
