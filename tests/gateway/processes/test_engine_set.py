@@ -17,13 +17,11 @@ import pytest
 from engine.options import EngineOptions
 from gateway.fleet.joining.admission import read_config
 from gateway.home import Home, engine_number
-from gateway.processes import engine_set, restarter
+from gateway.processes import beside_engines, engine_set, restarter
+from gateway.processes.beside_engines import ConductorPlace, LenderPlace, RelayPlace
 from gateway.processes.engine_set import (
     TIER_PURPOSE,
-    ConductorPlace,
     EngineSet,
-    LenderPlace,
-    RelayPlace,
     RunningEngine,
 )
 from gateway.processes.restarter import Restarter, StartError
@@ -277,7 +275,7 @@ async def test_a_conductor_that_does_not_start_at_first_is_tried_again(
         return Started()
 
     failures: list[OSError] = []
-    monkeypatch.setattr(engine_set, "spawn", spawn)
+    monkeypatch.setattr(beside_engines, "spawn", spawn)
     place, settings = ConductorPlace(Home(engines.folder / "home")), engines.read(PENNY)
     await place.follow(["unix:/a", "unix:/b"], settings)
     assert failures and place.restarter is not None and place.restarter.child is None

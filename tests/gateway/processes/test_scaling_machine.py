@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.fleet.planner.scaling import PutInForce, ScalingError
 from gateway.home import Home
 from gateway.processes import engine_set, restarter
+from gateway.processes.beside_engines import ConductorPlace
 from gateway.processes.control_socket import ReloadRequest
 from gateway.processes.engine_set import ENGINE_CANNOT_START, EngineSet, RunningEngine
 from gateway.processes.reload import Reload
@@ -321,7 +322,7 @@ def test_nothing_is_left_half_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_set, "READY_POLL_S", 0)
     monkeypatch.setattr(restarter, "FIRST_BACKOFF_S", 0)
     monkeypatch.setattr(asyncio, "to_thread", in_no_thread)
-    monkeypatch.setattr(engine_set.ConductorPlace, "follow", follow)
+    monkeypatch.setattr(ConductorPlace, "follow", follow)
     with scratch_for_a_while() as folder:
         ScalingOfThisTest.folder = Path(folder)
         (ScalingOfThisTest.folder / "engine.log").write_text("")
