@@ -21,6 +21,7 @@ from billing.events import Attempt
 from gateway.fleet.errors import (
     DeadlinePassed,
     NoSlot,
+    ReplicaDied,
     ReplicaLost,
     ReplicaOverloaded,
     ReplicaStepFailed,
@@ -38,7 +39,7 @@ from gateway.inference.compared_answer import ComparedAnswer
 from gateway.inference.delivery import Delivery
 from gateway.inference.hedging import run_hedged
 from gateway.inference.metering import new_attempt, rated, to_units
-from gateway.inference.resuming import comes_back, elsewhere, go_on
+from gateway.inference.resuming import elsewhere, first_to_return, go_on
 from gateway.inference.services import GenerationServices
 from gateway.lanes import latest_first_token_s, promised_first_token_s
 from gateway.limits.allowance import Allowance
@@ -300,9 +301,9 @@ async def attempt_in_order(
     routed: RoutedRequest,
     prepared: PreparedRequest,
 ) -> Outcome:
-    """Try replicas in order until one has begun. The last one is tried once more if it died before
-    that and is back in time. `prepared` and `record`: for the first of them."""
-    outcome, replays_left = NOTHING_RAN, MAX_REPLAYS
+    """Try replicas in order until one has begun. If one of them died with it before that, the first
+    that is back in time is tried once more. `prepared` and `record`: for the first of them."""
+    outcome, replays_left, died = NOTHING_RAN, MAX_REPLAYS, list[Replica]()
     replicas, prepared = routed.replicas, routed.for_first(prepared)
     order = list(replicas)
     for position, replica in enumerate(order):
@@ -343,13 +344,14 @@ async def attempt_in_order(
             break
         services.fleet.report(replica, ok=False)
         log.warning("replica %s is unavailable: %s", replica.name, outcome.failure)
-        if isinstance(outcome.failure, ReplicaStepFailed):
-            if not replays_left:
-                break
-            replays_left -= 1
-        may_again = position + 1 == len(order) == len(replicas)
-        if may_again and await comes_back(outcome.failure, replica, call, delivery):
-            order.append(replica)
+        replays_left -= isinstance(outcome.failure, ReplicaStepFailed)
+        if replays_left < 0:
+            break
+        if isinstance(outcome.failure, ReplicaDied):
+            died.append(replica)
+        if died and position + 1 == len(order) == len(replicas):
+            back = await first_to_return(replicas, died, call, delivery)
+            order += [] if back is None else [back]
     return outcome
 
 

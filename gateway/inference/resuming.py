@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import msgspec
 
 from billing.events import Attempt, as_waste
 from billing.pricing.rating import prices_at
-from gateway.fleet.errors import NoSlot, ReplicaDied, ReplicaStepFailed, ReplicaUnavailable
+from gateway.fleet.errors import NoSlot, ReplicaStepFailed, ReplicaUnavailable
 from gateway.fleet.replica import HeardReplica, Replica, ResumingReplica, ReturningReplica
 from gateway.fleet.router import Route, affinity
 from gateway.ids import uuid7_text
@@ -44,22 +44,26 @@ REST_S, MAX_REST_S = 0.25, 4.0
 """Between two rounds of asking replicas of which none took it: doubled with each."""
 
 
-async def comes_back(
-    failure: Exception | None, replica: Replica, call: GenerationCall, delivery: Delivery
-) -> bool:
-    """Wait for a replica that has died with the request, as long as its first token may take and
-    somebody waits for it, and tell whether it is back."""
-    if not (isinstance(failure, ReplicaDied) and isinstance(replica, ReturningReplica)):
-        return False
+async def first_to_return(
+    replicas: Sequence[Replica],
+    died: Collection[Replica],
+    call: GenerationCall,
+    delivery: Delivery,
+) -> Replica | None:
+    """Wait, as long as the first token may take and somebody waits for it, until one of a route's
+    replicas is back that died with the request or is away, and return it. None: none was."""
+    away = [each for each in replicas if each in died or not each.health().available]
+    returning = [each for each in away if isinstance(each, ReturningReplica)]
     deadline_s = call.priority.after(time.monotonic() - call.begun_at).deadline_s
     longest_s = MAX_RETURN_S if deadline_s is None else min(deadline_s, MAX_RETURN_S)
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(longest_s) as limit:
             with delivery.on_abandon(lambda: limit.reschedule(loop.time())):
-                return await replica.wait_until_back(longest_s)
+                back = await first_back(returning, longest_s) if returning else None
     except TimeoutError:
-        return False
+        return None
+    return next((each for each in returning if each is back), None)
 
 
 def elsewhere(replicas: Sequence[Replica], replica: Replica) -> Callable[[], bool] | None:
@@ -241,13 +245,16 @@ class Resumption:
         return Outcome(usage=None if is_loss else handover.usage, failure=failure)
 
 
-async def first_back(replicas: Sequence[ReturningReplica], timeout_s: float) -> None:
-    """Wait until one of them can be asked; of none, for ever."""
+async def first_back(
+    replicas: Sequence[ReturningReplica], timeout_s: float
+) -> ReturningReplica | None:
+    """Wait until one of them can be asked, and return it; of none, for ever. None: none can."""
     if not replicas:
         await asyncio.Event().wait()
-    waits = [asyncio.ensure_future(each.wait_until_back(timeout_s)) for each in replicas]
+    waits = {asyncio.ensure_future(each.wait_until_back(timeout_s)): each for each in replicas}
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for wait in waits:
             wait.cancel()
+    return next((waits[wait] for wait in done if wait.result()), None)

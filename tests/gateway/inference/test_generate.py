@@ -364,6 +364,17 @@ async def test_another_replica_is_asked_sooner_than_one_that_has_died(open_offic
     assert not mortal.awaited.is_set()
 
 
+async def test_where_the_other_one_is_away_too_the_first_to_be_back_is_asked(open_office) -> None:
+    mortal = MortalReplica(name="mortal")
+    office = open_office(mortal, ScriptedReplica("away", refuses=ReplicaUnavailable("dead")))
+    delivery = office.begin()
+    await asyncio.wait_for(mortal.awaited.wait(), 30)
+    mortal.back.set()
+    assert await read(delivery) == b"w1 w2 w3 [3]"
+    await office.settled()
+    assert [event.id for event in await office.billed()] == mortal.attempts[1:]
+
+
 async def test_nobody_waits_for_a_dead_replica_beyond_its_deadline(open_office) -> None:
     office = open_office(MortalReplica(deaths=2))
     with pytest.raises(ReplicaUnavailable):
