@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineStepFailed
@@ -27,6 +27,7 @@ from engine.model_cache.remote_files import Part
 from engine.model_cache.s3_files import S3Access
 from engine.model_cache.sources import VERSION, ModelSource, is_source, parse_source
 from engine.options import EngineOptions, Option, engine_options
+from engine.protocol import EngineRole
 from engine.text.hub import LineOnTerminal, fetch, names_a_repository
 from engine.text.model_folder import check_model_folder, has_tokenizer
 from engine.text.tokenizer import Tokenizer
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_model(arguments)
         config = _config(arguments)
         if joined is not None:
-            _ask_to_join(joined, config)
+            _ask_to_join(joined, config, _role_of(arguments))
         core = _load(config, startup)
         if arguments.explain:
             from engine.core.explanation import explain
@@ -115,8 +116,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("argument --join: not allowed with argument --listen")
     if arguments.join is not None and arguments.token is None:
         parser.error("argument --join: wants --token")
-    if arguments.joined_file is not None and arguments.join is None:
-        parser.error("argument --joined-file: only with --join")
+    for option in ("joined_file", "role"):
+        if getattr(arguments, option) is not None and arguments.join is None:
+            parser.error(f"argument --{option.replace('_', '-')}: only with --join")
     return arguments
 
 
@@ -148,17 +150,23 @@ def _entrance_to(home: TcpAddress, arguments: argparse.Namespace) -> JoinedEntra
     identity = JoinIdentity(arguments.identity or beside, arguments.token)
     given = vars(arguments)
     options = EngineOptions(**{name: given[name] for name in EngineOptions.__struct_fields__})
-    engine = identity_without_files(options, arguments.served_name)
+    engine = identity_without_files(options, arguments.served_name, _role_of(arguments))
     try:
         return JoinedEntrance(home, identity, engine, arguments.joined_file)
     except OSError as error:
         raise ConfigError(f"--joined-file {arguments.joined_file}: {error.strerror}") from None
 
 
-def _ask_to_join(joined: JoinedEntrance, config: EngineConfig) -> None:
+def _role_of(arguments: argparse.Namespace) -> EngineRole:
+    role: EngineRole = arguments.role or "both"
+    return role
+
+
+def _ask_to_join(joined: JoinedEntrance, config: EngineConfig, role: EngineRole) -> None:
     """Ask the home whether it takes this engine, before the weights are loaded."""
     path = joined.identity_path
-    engine = identity_of(config, path.with_name(path.name + ".files"))
+    files = path.with_name(path.name + ".files")
+    engine = identity_of(config, files, role)
     joined.identify(engine, folders_of(config))
     asyncio.run(joined.ask())
 
@@ -307,6 +315,12 @@ def _parser() -> argparse.ArgumentParser:
         "--join",
         metavar="HOST:PORT",
         help="instead of --listen: dial the gateway of another machine (fleet.join_listen there)",
+    )
+    process.add_argument(
+        "--role",
+        choices=get_args(EngineRole),
+        help="with --join: whether it computes prompts for others, goes on with those of others, "
+        "or does both (the default), as the gateway's settings let engines join",
     )
     process.add_argument(
         "--token",

@@ -25,6 +25,10 @@ MAX_NAMED = 256
 Lane = Literal["interactive", "agentic", "batch"]
 """The lanes in which requests are served, from the highest to the lowest (`engine.fairness`)."""
 
+EngineRole = Literal["both", "prefill", "decode"]
+"""The part of requests that an engine does: all; prompts and first tokens, for others that go on;
+or what is behind them."""
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 """stop: an EOS or stop token id was generated, or the embedding is there; length: max_tokens or the
 context is used up; abort: the client asked; error: the engine could not go on. Text stop strings
@@ -330,6 +334,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Learnt seconds until the first tokens that it reads of another are there."""
     read_token_s: float
     """And for each token."""
+    host: str = ""
+    """The machine whose processes alone reach the address; empty: others do as well."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="status"):

@@ -29,7 +29,7 @@ from engine.tiers.sources import Signal
 from engine.transfer.peers import PeerSource
 from engine.transfer.serving import BlockServer
 from engine.transfer.shared_pool import GENERATION_BYTES, SharedPool, num_same
-from engine.transport.entrance import is_local
+from engine.transport.entrance import is_local, this_host
 from engine.transport.frames import TcpAddress, UnixAddress, parse_address
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,7 @@ class SharedBlocks:
         self._server: BlockServer | None = None
         self._block_bytes, self._token = sum(part_bytes), read_token(config)
         self._layout = _layout(resolved, config.peer_listen, self._block_bytes)
+        self._host = this_host() if is_local(config.peer_listen) else ""
         self.peers = PeerSource(
             engine_id=engine_id,
             layout=self._layout,
@@ -152,6 +153,7 @@ class SharedBlocks:
                 address=self._server.address,
                 layout=self._layout,
                 read_s=costs.latency_s,
+                host=self._host,
                 read_token_s=self._block_bytes / block_size / costs.bytes_per_s,
             ),
             "num_held_blocks": self.holds.num_blocks,

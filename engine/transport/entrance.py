@@ -7,6 +7,7 @@ Knows neither the protocol nor what is served.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ipaddress
 import logging
 import os
@@ -107,6 +108,12 @@ def is_local(address: str) -> bool:
     """Whether what is sent to an address stays on this machine. Raises ConfigError."""
     parsed = parse_address(address)
     return isinstance(parsed, UnixAddress) or is_loopback(parsed.host)
+
+
+def this_host() -> str:
+    """Name this machine for as long as it runs; a container has a name of its own."""
+    booted = Path("/proc/sys/kernel/random/boot_id").read_text()
+    return hashlib.blake2b(f"{booted}{socket.gethostname()}".encode(), digest_size=8).hexdigest()
 
 
 def socket_file(path: Path) -> SocketFile | None:

@@ -19,6 +19,7 @@ from msgspec import Meta
 from engine.errors import ConfigError
 from engine.model_cache.listings import ModelListing, Sha256
 from engine.options import EngineOptions
+from engine.protocol import EngineRole
 from engine.transport.frames import encode_frame
 
 JOIN_VERSION = 1
@@ -87,6 +88,7 @@ class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
     listings: dict[str, ModelListing] = {}
     """The files that it sends to other engines of the model, from the cache of its machine, by the
     name of their folder, as in `files`."""
+    role: EngineRole = "both"
 
 
 # engine -> home

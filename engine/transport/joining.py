@@ -23,7 +23,7 @@ from engine.errors import ConfigError, EngineError, EngineUnavailable, ProtocolE
 from engine.model_cache.cache import cached_listing
 from engine.model_files import contents_of
 from engine.options import EngineOptions
-from engine.protocol import PROTOCOL_VERSION
+from engine.protocol import PROTOCOL_VERSION, EngineRole
 from engine.transport.entrance import Refused, ServeConnection
 from engine.transport.file_ranges import SentFile, files_of, serve_files
 from engine.transport.frames import READ_AHEAD_BYTES, FrameReader, TcpAddress, encode_frame
@@ -327,7 +327,7 @@ class JoinedEntrance:
         )
 
 
-def identity_of(config: EngineConfig, hashes: Path) -> EngineIdentity:
+def identity_of(config: EngineConfig, hashes: Path, role: EngineRole = "both") -> EngineIdentity:
     """Return what an engine of this configuration is. `hashes`: see `contents_of`. Raises:
     ConfigError."""
     folders = folders_of(config)
@@ -342,6 +342,7 @@ def identity_of(config: EngineConfig, hashes: Path) -> EngineIdentity:
         files=files,
         options=options_of(config),
         listings={name: each for name, each in listed.items() if each is not None},
+        role=role,
     )
 
 
@@ -351,7 +352,9 @@ def folders_of(config: EngineConfig) -> dict[str, Path]:
     return {MODEL: config.model, **adapters}
 
 
-def identity_without_files(options: EngineOptions, served_name: str) -> EngineIdentity:
+def identity_without_files(
+    options: EngineOptions, served_name: str, role: EngineRole = "both"
+) -> EngineIdentity:
     """Return what an engine is that has none of its model's files yet. `served_name`: empty: as the
     home calls the model."""
     return EngineIdentity(
@@ -359,6 +362,7 @@ def identity_without_files(options: EngineOptions, served_name: str) -> EngineId
         model=served_name,
         files={},
         options=options_of(options),
+        role=role,
     )
 
 

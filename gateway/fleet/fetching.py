@@ -32,15 +32,15 @@ class Fetch(msgspec.Struct, frozen=True, gc=False):
 
 
 class Holders:
-    """The engines that have most of a prompt, for each layout: the best two, so that each engine
-    finds another one than itself."""
+    """The engines that have most of a prompt, for each layout and each machine whose processes
+    alone reach them: the best two, so that each engine finds another one than itself."""
 
     def __init__(self, views: Sequence[EngineView], cached: Sequence[int]) -> None:
-        self._best: dict[bytes, list[tuple[int, int]]] = {}
+        self._best: dict[tuple[bytes, str], list[tuple[int, int]]] = {}
         for at, (view, tokens) in enumerate(zip(views, cached, strict=True)):
             peer = peer_of(view)
             if peer is not None and tokens:
-                best = self._best.setdefault(peer.layout, [])
+                best = self._best.setdefault((peer.layout, peer.host), [])
                 best.append((tokens, at))
                 best.sort(reverse=True)
                 del best[2:]
@@ -51,7 +51,7 @@ class Holders:
         peer = peer_of(view)
         if peer is None:
             return None
-        for tokens, source in self._best.get(peer.layout, ()):
+        for tokens, source in self._reached_by(peer):
             if source == at:
                 continue
             own, after = Prompt.of(num_tokens, cached), Prompt.of(num_tokens, tokens)
@@ -63,6 +63,17 @@ class Holders:
             saved_s -= price.own_seconds(after.missing, after.cached)
             return Fetch(source, after.cached, seconds) if seconds <= MARGIN * saved_s else None
         return None
+
+    def _reached_by(self, peer: PeerStatus) -> Sequence[tuple[int, int]]:
+        """Return those that an engine can read, who has most first."""
+        here = self._best.get((peer.layout, peer.host), [])
+        anywhere = self._best.get((peer.layout, ""), []) if peer.host else []
+        return sorted((*here, *anywhere), reverse=True) if here and anywhere else here or anywhere
+
+
+def can_read(reader: PeerStatus, source: PeerStatus) -> bool:
+    """Tell whether an engine reaches another one, whose blocks mean the same."""
+    return reader.layout == source.layout and source.host in ("", reader.host)
 
 
 def peer_of(view: EngineView) -> PeerStatus | None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.fleet.engine_view import EngineView
-from gateway.fleet.fetching import peer_of
+from gateway.fleet.fetching import can_read, peer_of
 from gateway.fleet.routing import Candidate, Choice, Split, choose, reason_of
 
 EXPECTED_TOKENS = 100
@@ -109,7 +109,7 @@ def transfer_seconds(
     """Return what it takes an engine that has `cached` tokens of a prompt to read the others of one
     that has computed it, and to compute those behind its last block; None: it cannot."""
     theirs, ours = peer_of(source), peer_of(reader)
-    if theirs is None or ours is None or theirs.layout != ours.layout:
+    if theirs is None or ours is None or not can_read(ours, theirs):
         return None
     front = block_front(reader, num_tokens)
     read_s = ours.read_s + ours.read_token_s * (front - cached) if front > cached else 0.0

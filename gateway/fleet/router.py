@@ -21,13 +21,12 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
 
 import msgspec
 
 from billing.cache_contracts import ContractName
 from engine.fairness import LANE_RANKS
-from engine.protocol import KVSource, Lane
+from engine.protocol import EngineRole, KVSource, Lane
 from gateway.fleet.engine_view import EngineView
 from gateway.fleet.fetching import source_of
 from gateway.fleet.predicted_time import PredictionError, Prompt
@@ -67,9 +66,6 @@ MIN_LATE_S = 0.5
 """No first token is late before: asking twice for less costs more than it brings."""
 MAX_DOUBLINGS = 5
 """As many reach `COOL_DOWN_MAX_S`; two to the power of all failures is more than a float holds."""
-
-EngineRole = Literal["both", "prefill", "decode"]
-"""The part of requests that an engine of ours does."""
 
 BUSIER, BUSIER_REQUESTS = 0.25, 1.0
 """The slack, as a share of the mean load and in requests per weight: a replica that has the prefix

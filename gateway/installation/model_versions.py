@@ -64,6 +64,7 @@ def version_of(model: ModelConfig) -> str:
         path=path,
         engines=(),
         joined=(),
+        prefill=(),
         replica_range=None,
         joined_range=None,
         kubernetes=None,

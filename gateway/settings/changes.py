@@ -6,6 +6,7 @@ Shows no password, no query of a URL, and none of the values that are handed to 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -98,7 +99,7 @@ BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 """A key of TOML that needs no quotes."""
 ASSIGNED = frozenset(
     {
-        *("engines", "joined", "num_prefill", "replica_range", "joined_range", "is_asleep"),
+        *("engines", "joined", "prefill", "replica_range", "joined_range", "is_asleep"),
         *("borrowed", "wakes_in_s", "starts_engine", "shares_memory"),
     }
 )
@@ -183,12 +184,13 @@ def _as_in_file(model: ModelConfig, table: dict[str, Any]) -> dict[str, Any]:
             each["path"] = source
     if model.replica_range is not None:
         table["replicas"] = str(model.replica_range)
-    elif model.num_prefill:
-        table["prefill"] = model.num_prefill
-        table["decode"] = len(model.started) - model.num_prefill
+    elif model.prefill:
+        table |= _by_role(model, model.started)
     elif model.starts_engine and len(model.started) != 1:
         table["replicas"] = len(model.started)
-    if model.joined:
+    if model.joined and model.prefill:
+        table["joined"] = _by_role(model, model.joined)
+    elif model.joined:
         table["joined"] = str(model.joined_range) if model.joined_range else len(model.joined)
     elif model.engines and not model.starts_engine:
         table["engine"] = model.engines[0]
@@ -198,6 +200,11 @@ def _as_in_file(model: ModelConfig, table: dict[str, Any]) -> dict[str, Any]:
     if len(replicas) == 1:
         return table | replicas[0]
     return table | {"replica": replicas} if replicas else table
+
+
+def _by_role(model: ModelConfig, engines: Sequence[str]) -> dict[str, int]:
+    """Return how many of some of its engines have which role."""
+    return dict(Counter(model.role_of(each) for each in engines))
 
 
 def _default_of(field: FieldInfo) -> Any:

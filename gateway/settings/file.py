@@ -22,6 +22,7 @@ from gateway.generate_request import MaxTokensField
 from gateway.lanes import LaneDeadlines, LaneSlos, ModelSlos
 from gateway.principal import Plan
 from gateway.settings.cells import CELL_PATTERN, JOIN_PATTERN, PORT, CellConfig, JoinAddress
+from gateway.settings.engine_counts import RANGE_PATTERN, EngineCount, JoinedEngines, StartedEngines
 from gateway.settings.kubernetes import OBJECT_PATTERN, KubernetesConfig
 from gateway.settings.planner import PlannerConfig
 
@@ -46,7 +47,6 @@ MCP_PATTERN = r"^[a-z0-9](?:-?[a-z0-9]){0,23}\Z"
 ORG_PATTERN = r"^org_[0-9A-Za-z]{1,64}\Z"
 ORGS_PROJECT_PATTERN = r"^org_[0-9A-Za-z]{1,64}/proj_[0-9A-Za-z]{1,64}\Z"
 VERSION_PATTERN = r"^sha256:[0-9a-f]{64}\Z"
-RANGE_PATTERN = r"^[0-9]{1,2}\.\.[0-9]{1,2}\Z"
 ADDRESS_PATTERN = rf"^(unix:[^\x00-\x1f]+|tcp:[^\s\x00-\x1f]+:{PORT})\Z"
 RAY_PATTERN = rf"^(auto|[^\s\x00-\x1f/]+:{PORT})\Z"
 SENDER_PATTERN = r"^[^\x00-\x1f\x7f<>]*(<[^\s<>@]+@[^\s<>@]+>|[^\s<>@]+@[^\s<>@]+)$"
@@ -88,12 +88,8 @@ McpName = Annotated[str, Meta(pattern=MCP_PATTERN)]
 OrgId = Annotated[str, Meta(pattern=ORG_PATTERN)]
 OrgsProject = Annotated[str, Meta(pattern=ORGS_PROJECT_PATTERN)]
 EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
-MAX_ENGINES = 64
 RayAddress = Annotated[str, Meta(pattern=RAY_PATTERN)]
 MAX_SUITES = 20
-EngineCount = Annotated[int, Meta(ge=1, le=MAX_ENGINES)]
-EngineRange = Annotated[str, Meta(pattern=RANGE_PATTERN)]
-"""`least..most`: the planner decides how many there are (`gateway.fleet.planner`)."""
 Weight = Annotated[int, Meta(ge=1, le=1000)]
 Concurrency = Annotated[int, Meta(ge=1, le=1024)]
 """As many as one gateway process keeps connections to an upstream (`fleet.upstream`)."""
@@ -273,10 +269,10 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     engine: EngineAddress | None = None
     insecure: bool | None = None
     """`engine` may be on another machine, though whoever is on the way there reads and asks all."""
-    replicas: Annotated[int, Meta(ge=0, le=MAX_ENGINES)] | EngineRange | None = None
+    replicas: StartedEngines | None = None
     """So many engines are started for it; None: one is. 0: only with `joined`."""
-    joined: EngineCount | EngineRange | None = None
-    """So many engines of other machines may join it; of a range, as the planner decides."""
+    joined: JoinedEngines | None = None
+    """So many engines of other machines may join it, of a range as the planner decides."""
     kubernetes: KubernetesConfig | None = None
     ray: RayConfig | None = None
     """The share of a node that each engine gets which Ray runs."""

@@ -346,11 +346,11 @@ def _complete(file: SettingsFile, only: WrittenModel | None) -> Settings:
             raise SettingsError(
                 f"model[{position}].joined: wants fleet.join_listen, where they come"
             )
-        if model.num_prefill and not file.fleet.fetch:
+        if model.prefill and not file.fleet.fetch:
             raise SettingsError(
                 f"model[{position}].prefill: wants fleet.fetch, by which the others read prompts"
             )
-        if model.num_prefill and not model.engine_options.prefix_caching:
+        if model.prefill and not model.engine_options.prefix_caching:
             raise SettingsError(
                 f"model[{position}].prefill: wants engine_options.prefix_caching, what is read"
             )

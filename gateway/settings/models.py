@@ -17,6 +17,7 @@ from billing.cache_contracts import DEFAULT_CONTRACT, ContractName
 from engine.errors import ConfigError
 from engine.model_cache.sources import is_source, parse_source
 from engine.options import EngineOptions, PositiveInt
+from engine.protocol import EngineRole
 from engine.text.hub import names_a_repository
 from engine.text.output_parser.registry import FamilyName, ReasoningName
 from gateway.generate_request import MaxTokensField
@@ -24,8 +25,8 @@ from gateway.home import Home, engine_number
 from gateway.lanes import ModelSlos
 from gateway.net.listener import is_loopback
 from gateway.settings.cells import CellName, PeerCellConfig
+from gateway.settings.engine_counts import JoinedRoles
 from gateway.settings.file import (
-    MAX_ENGINES,
     AdapterName,
     Concurrency,
     DialectName,
@@ -45,6 +46,12 @@ from gateway.settings.file import (
     explain,
 )
 from gateway.settings.kubernetes import KubernetesConfig
+from gateway.settings.model_engines import (
+    ReplicaRange,
+    check_roles,
+    joined_engines,
+    started_engines,
+)
 from gateway.settings.sealed_keys import SealedKey
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -116,28 +123,6 @@ class AdapterConfig(Strict, frozen=True, kw_only=True):
     """The digest of its files. None: any, or it is not fetched yet."""
 
 
-class ReplicaRange(Strict, frozen=True, kw_only=True):
-    """The bounds within which the planner decides how many engines a model has."""
-
-    least: int
-    """0: it may have none while nothing is asked of it."""
-    most: int
-
-    def __str__(self) -> str:
-        return f"{self.least}..{self.most}"
-
-    @staticmethod
-    def read(text: str, at: str) -> ReplicaRange:
-        """`text`: as `RANGE_PATTERN` has it; `at`: its key. Raises: SettingsError."""
-        least, _, most = text.partition("..")
-        found = ReplicaRange(least=int(least), most=int(most))
-        if not found.least <= found.most:
-            raise SettingsError(f"{at}: {text!r} has its least number behind its largest")
-        if not 1 <= found.most <= MAX_ENGINES:
-            raise SettingsError(f"{at}: {text!r}: the largest number is from 1 to {MAX_ENGINES}")
-        return found
-
-
 class BorrowedEngine(Strict, frozen=True, kw_only=True):
     """A place for an engine that another cell lends."""
 
@@ -184,8 +169,8 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     """How long it took to start when it was last; None: nobody knows."""
     ray: RayConfig = RayConfig()
     """The share of a node that each engine gets which Ray runs, if the installation has it."""
-    num_prefill: int = 0
-    """So many of `engines`, the first ones, compute prompts for the others. 0: each does both."""
+    prefill: tuple[EngineAddress, ...] = ()
+    """Those of `engines` that compute prompts for the others. None: each does both."""
     starts_engine: bool = False
     """True where `tollgate up` runs its engines; False where somebody else does."""
     engine_options: EngineOptions = EngineOptions()
@@ -257,9 +242,11 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         engines = (self.engines + (self.engines[-1],) * number)[: max(1, number)]
         return msgspec.structs.replace(self, engines=engines, is_asleep=number == 0)
 
-    def is_prefill(self, engine: EngineAddress) -> bool:
-        """Tell whether an engine computes prompts for the others."""
-        return engine in self.engines[: self.num_prefill]
+    def role_of(self, engine: EngineAddress) -> EngineRole:
+        """Return what one of its engines does of requests."""
+        if not self.prefill:
+            return "both"
+        return "prefill" if engine in self.prefill else "decode"
 
     def cell_of(self, engine: str) -> str | None:
         """Return the other cell that lends an engine; None: it is of this home."""
@@ -386,13 +373,16 @@ def _to_model(
     for key in ("engine_options", "replicas", "joined", "prefill", "decode", "ray", "kubernetes"):
         if not starts_engine and is_given(getattr(model, key)):
             raise SettingsError(f"{at}.{key}: only for an engine that is started here")
-    _check_roles(model, at)
-    range_, num_started = _numbered(model, at)
-    joined_range, num_joined = _joined(model, at)
+    check_roles(model, at)
+    range_, num_started = started_engines(model, at)
+    joined_range, num_joined = joined_engines(model, at)
     _check_address(model, at)
     numbers = free.take(position, num_started, num_joined)
-    joined = tuple(f"unix:{home.engine_socket(number)}" for number in numbers[1])
-    started = (*(f"unix:{home.engine_socket(number)}" for number in numbers[0]), *joined)
+    started, joined = (
+        tuple(f"unix:{home.engine_socket(number)}" for number in each) for each in numbers
+    )
+    of_roles = model.joined if isinstance(model.joined, JoinedRoles) else JoinedRoles()
+    prefill = (*started[: model.prefill or 0], *joined[: of_roles.prefill or 0])
     return ModelConfig(
         name=model.name,
         path=None if repository is not None or source is not None else _find(model.path),
@@ -400,13 +390,13 @@ def _to_model(
         source=source,
         version=model.version,
         revision=model.revision,
-        engines=started if model.engine is None else (model.engine,),
+        engines=(*started, *joined) if model.engine is None else (model.engine,),
         joined=joined,
         ray=_ray(model, num_joined, at),
         replica_range=range_,
         joined_range=joined_range,
         kubernetes=model.kubernetes,
-        num_prefill=model.prefill or 0,
+        prefill=prefill,
         starts_engine=starts_engine,
         engine_options=_options(engine, model.engine_options) if starts_engine else EngineOptions(),
         shares_memory=starts_engine and KV_CACHE_SIZES.isdisjoint(model.engine_options),
@@ -442,6 +432,8 @@ def _ray(model: WrittenModel, num_joined: int, at: str) -> RayConfig:
         return RayConfig()
     if not num_joined:
         raise SettingsError(f"{at}.ray: only beside `joined`: engines on Ray join")
+    if model.ray.engines is not None and isinstance(model.joined, JoinedRoles):
+        raise SettingsError(f"{at}.ray.engines: not beside roles: all that may join run on Ray")
     if (model.ray.engines or 0) > num_joined:
         raise SettingsError(f"{at}.ray.engines: {model.ray.engines} of {num_joined} that may join")
     if {"CPU", "GPU", "memory"} & model.ray.resources.keys():
@@ -456,59 +448,6 @@ def _ray(model: WrittenModel, num_joined: int, at: str) -> RayConfig:
 def is_given(value: Any) -> bool:
     """Tell whether a key of a model was written. A table without an entry says nothing."""
     return value not in (None, [], {})
-
-
-def _numbered(model: WrittenModel, at: str) -> tuple[ReplicaRange | None, int]:
-    """Return the range of a model's engines, if it has one, and how many it begins with: of a range
-    one at least, which shows that it loads and how long that takes. Raises: SettingsError."""
-    written = model.replicas
-    if isinstance(written, str):
-        if model.joined:
-            raise SettingsError(
-                f"{at}.replicas: a range only without `joined`: the planner counts no engine that"
-                " joins"
-            )
-        found = ReplicaRange.read(written, f"{at}.replicas")
-        return found, max(1, found.least)
-    if written == 0 and not model.joined:
-        raise SettingsError(
-            f"{at}.replicas: 0 only where engines may join, by `joined`; '0..1' ends the only"
-            " engine while nothing is asked of it"
-        )
-    if model.prefill is not None and model.decode is not None:
-        return None, model.prefill + model.decode
-    return None, 1 if written is None else written
-
-
-def _joined(model: WrittenModel, at: str) -> tuple[ReplicaRange | None, int]:
-    """Return the range of the engines that join a model, if it has one, and how many may. Raises:
-    SettingsError."""
-    written = model.joined
-    if not isinstance(written, str):
-        if model.kubernetes is not None:
-            raise SettingsError(f"{at}.kubernetes: only beside a range, such as joined = '1..4'")
-        return None, written or 0
-    found = ReplicaRange.read(written, f"{at}.joined")
-    if found.least == 0:
-        raise SettingsError(f"{at}.joined: {written!r}: the least number is 1: no pod is woken")
-    if model.kubernetes is None:
-        raise SettingsError(f"{at}.joined: a range only beside [model.kubernetes], which is scaled")
-    if model.replicas != 0:
-        raise SettingsError(f"{at}.replicas: wants 0 beside a range of engines that join")
-    if model.ray is not None:
-        raise SettingsError(f"{at}.ray: not beside [model.kubernetes], which runs all of them")
-    return found, found.most
-
-
-def _check_roles(model: WrittenModel, at: str) -> None:
-    for role, other in (("prefill", "decode"), ("decode", "prefill")):
-        if getattr(model, role) is None:
-            continue
-        if getattr(model, other) is None:
-            raise SettingsError(f"{at}.{role}: wants {other} beside it")
-        for key in ("replicas", "joined"):
-            if getattr(model, key) is not None:
-                raise SettingsError(f"{at}.{key}: not beside prefill and decode")
 
 
 def _check_address(model: WrittenModel, at: str) -> None:

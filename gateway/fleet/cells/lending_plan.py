@@ -60,7 +60,7 @@ def lending_of(models: Sequence[ModelConfig], cell: CellConfig | None) -> Lendin
                 name=each.name,
                 folders=JoinableModel.of(each).folders,
                 options=options_of(each.engine_options),
-                addresses=each.engines[each.num_prefill :],
+                addresses=tuple(e for e in each.engines if e not in each.prefill),
             )
             for each in lent
         ),

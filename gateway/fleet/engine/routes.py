@@ -74,7 +74,7 @@ def engine_routes(
                 cell=model.cell_of(address),
                 round_trip=round_trip_to(model, address, round_trips),
                 view=view,
-                is_prefill=model.is_prefill(address),
+                is_prefill=model.role_of(address) == "prefill",
             )
             for address, client, view in zip(model.asked_engines, clients, views, strict=True)
         )
@@ -84,7 +84,7 @@ def engine_routes(
             replicas=replicas,
             cache_contract=model.cache_contract,
             parent=model.name if adapter else None,
-            has_roles=model.num_prefill > 0,
+            has_roles=bool(model.prefill),
             has_borrowed=bool(model.borrowed),
         )
 

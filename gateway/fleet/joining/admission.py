@@ -6,6 +6,7 @@ Each refusal is one line, for whoever started the engine.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgspec
 
 from engine.model_files import contents_of
 from engine.options import EngineOptions
-from engine.protocol import PROTOCOL_VERSION
+from engine.protocol import PROTOCOL_VERSION, EngineRole
 from engine.transport.join_messages import (
     ADAPTER,
     JOIN_VERSION,
@@ -41,6 +42,7 @@ class JoinPlace(msgspec.Struct, frozen=True, kw_only=True):
     replica: str
     address: str
     cell: str = ""
+    role: EngineRole = "both"
 
 
 class JoinableModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +77,11 @@ class JoinableModel(msgspec.Struct, frozen=True, kw_only=True):
             options=model.engine_options,
             places=(
                 *(
-                    JoinPlace(replica=model.replica_name(address), address=address)
+                    JoinPlace(
+                        replica=model.replica_name(address),
+                        address=address,
+                        role=model.role_of(address),
+                    )
                     for address in model.joined
                 ),
                 *(
@@ -161,6 +167,18 @@ def refusal_by_token(
     if num_used >= token.uses:
         return f"token {token.id} has been used {num_used} of {token.uses} times: make another"
     return None
+
+
+def refusal_by_role(role: EngineRole, model: JoinableModel, cell: str) -> str | None:
+    """Return why no engine of a role can join the model; None: one can, where a place is free.
+    `cell`: the one that lends it; empty: none does."""
+    numbers = Counter(each.role for each in model.places if each.cell == cell)
+    if role in numbers or not numbers:
+        return None
+    if "both" in numbers:
+        return f"the engines of {model.name} have no roles here: --role {role} is none of theirs"
+    may = " and ".join(f"{number} with --role {each}" for each, number in numbers.items())
+    return f"the engines of {model.name} have roles: {may} may join, and none with --role {role}"
 
 
 def refusal_by_model(

@@ -3,35 +3,55 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from engine.protocol import EngineRole
 from gateway.settings.file import SettingsError
 from gateway.settings.load import Settings
 from gateway.settings.models import PACKAGE_ROOT, ModelConfig
 
 
 class LaunchedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The engines of one model. `arguments`: of each, but for what its join needs."""
+    """The engines of one model, of one role. `arguments`: of each, but for what its join needs."""
 
     name: str
+    role: EngineRole
     engines: int
     arguments: tuple[str, ...]
     resources: dict[str, float]
     """Ray sets so much aside for each engine, by its own names."""
 
+    @property
+    def pool(self) -> str:
+        """Return what tells it from all others."""
+        return self.name if self.role == "both" else f"{self.name}, {self.role}"
+
     @classmethod
-    def of(cls, model: ModelConfig, settings: Settings) -> LaunchedModel:
+    def all_of(cls, model: ModelConfig, settings: Settings) -> Iterator[LaunchedModel]:
+        """Yield those of a model: one, or with roles one for each that may join."""
+        for role, number in Counter(map(model.role_of, model.joined)).items():
+            engines = number if model.ray.engines is None else model.ray.engines
+            yield cls.of(model, settings, role, engines)
+
+    @classmethod
+    def of(
+        cls, model: ModelConfig, settings: Settings, role: EngineRole, engines: int
+    ) -> LaunchedModel:
         asked, options = model.ray, model.engine_options
         if options.num_threads is None:  # it would take all processors of its node
             options = msgspec.structs.replace(options, num_threads=max(1, int(asked.cpus)))
         return cls(
             name=model.name,
-            engines=len(model.joined) if asked.engines is None else asked.engines,
+            role=role,
+            engines=engines,
             arguments=(
                 *("--model", _model_there(model), "--served-name", model.name),
                 *_state_there(model),
+                *(() if role == "both" else ("--role", role)),
                 *("--log-level", settings.log_level, "--log-format", settings.logs.format),
                 *options.to_flags(),
                 *(f"--adapter={adapter.name}={adapter.path}" for adapter in model.adapters),
@@ -53,7 +73,12 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_of(settings: Settings, join_port: int) -> LaunchPlan | None:
     """Return what the settings want of Ray; None: nothing. `join_port`: where engines come."""
-    models = tuple(LaunchedModel.of(each, settings) for each in settings.models if _wants_ray(each))
+    models = tuple(
+        pool
+        for model in settings.models
+        if _wants_ray(model)
+        for pool in LaunchedModel.all_of(model, settings)
+    )
     if settings.ray is None or not models or settings.fleet.join_listen is None:
         return None
     host = settings.fleet.join_listen.removeprefix("tcp:").rpartition(":")[0]

@@ -46,6 +46,7 @@ from gateway.fleet.joining.admission import (
     JoinConfig,
     JoinPlace,
     refusal_by_model,
+    refusal_by_role,
     refusal_by_token,
     refusal_by_version,
 )
@@ -123,9 +124,14 @@ class ReplicaPlace:
     def __init__(self, place: JoinPlace, model: str) -> None:
         self.replica, self.address, self.model = place.replica, place.address, model
         self.cell = place.cell
+        self.role = place.role
         self.engine: JoinedEngine | None = None
         self._socket: ListeningEntrance | None = None
         self._tasks = TaskSet()
+
+    def is_as(self, other: ReplicaPlace) -> bool:
+        """Tell whether an engine may stay that has the other one."""
+        return (self.address, self.role, self.cell) == (other.address, other.role, other.cell)
 
     async def take(self, engine: JoinedEngine) -> None:
         """Let an engine be this replica, in the place of one that may have been. Raises:
@@ -238,7 +244,7 @@ class Relay:
                 for place in model.places
             }
             for replica, each in self._places.items():
-                if replica in wanted and wanted[replica].address == each.address:
+                if replica in wanted and wanted[replica].is_as(each):
                     wanted[replica] = each
                 else:
                     await each.empty()
@@ -366,7 +372,7 @@ class Relay:
         self._refuse(refusal_by_token(said, token, num_used, self._clock()))
         assert token is not None
         model = token.model or said.identity.model
-        await self._check(said, model)
+        await self._check(said, model, cell=token.cell)
         self._refuse(self._refusal_by_places(model, token.cell))
         if self._records.is_full:
             raise NotAdmitted("too many engines have joined this gateway", is_final=False)
@@ -388,7 +394,7 @@ class Relay:
         """Let an engine be a replica for as long as it stays. Raises: NotAdmitted, OSError,
         ProtocolError."""
         self._refuse(refusal_by_version(said, self._clock()))
-        await self._check(said, record.model, beside=record)
+        await self._check(said, record.model, cell=record.cell, beside=record)
         certificate = b""
         if said.request:
             signed = self._sign(said.request)
@@ -453,7 +459,7 @@ class Relay:
         return f"this cell borrows no engine of {model} from {cell}: see [[cell.peer]] `borrow`"
 
     async def _check(
-        self, said: Introduction, name: str, *, beside: JoinRecord | None = None
+        self, said: Introduction, name: str, *, cell: str, beside: JoinRecord | None = None
     ) -> None:
         """Raises: NotAdmitted."""
         model = self._models.get(name)
@@ -468,6 +474,8 @@ class Relay:
             if place.model == name and place.engine is not None
             if place.engine.record is not beside
         }
+        if model is not None:
+            self._refuse(refusal_by_role(said.identity.role, model, cell))
         wants_files = said.wants_files and not said.is_ready
         self._refuse(
             refusal_by_model(said.identity, name, model, own, others, wants_files=wants_files)
@@ -489,16 +497,18 @@ class Relay:
         record = engine.record
         self._refuse(self._refusal_by_places(record.model, record.cell))
         async with self._seating:
+            role = engine.identity.role
             places = [
                 each
                 for each in self._places.values()
-                if (each.model, each.cell) == (record.model, record.cell)
+                if (each.model, each.cell, each.role) == (record.model, record.cell, role)
             ]
             mine = [each for each in places if each.engine and each.engine.record is record]
             free = [each for each in places if each.engine is None]
             free.sort(key=lambda each: each.replica != record.replica)
             if not mine and not free:
                 whose = f" for {record.cell}" if record.cell else ""
+                whose += "" if role == "both" else f" for --role {role}"
                 reason = f"all {len(places)} places of {record.model}{whose} are taken"
                 raise NotAdmitted(reason, is_final=False)
             place = (mine or free)[0]

@@ -54,7 +54,7 @@ async def _run(arguments: argparse.Namespace) -> None:
     try:
         while True:
             await launcher.take_up(plan)
-            log.info("engines on Ray: %s", {each.name: each.engines for each in plan.models})
+            log.info("engines on Ray: %s", {each.pool: each.engines for each in plan.models})
             await again.wait()
             again.clear()
             plan = read_plan(arguments.plan)

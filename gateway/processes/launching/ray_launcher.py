@@ -100,7 +100,7 @@ class LaunchedEngine:
         group: ResourceGroup | None,
         index: int,
     ) -> None:
-        self.name = f"{model.name}, engine {number} on Ray"
+        self.name = f"{model.pool}, engine {number} on Ray"
         self._model, self._tokens, self._home = model, tokens, home
         self._group, self._index = group, index
 
@@ -194,7 +194,7 @@ class RayLauncher:
     async def take_up(self, plan: LaunchPlan) -> None:
         """Take up another plan: engines run on that are to be as they are."""
         home = f"{plan.join_host or get_node_ip_address()}:{plan.join_port}"
-        wanted = {each.name: each for each in plan.models}
+        wanted = {each.pool: each for each in plan.models}
         moved, self._home = self._home not in ("", home), home
         for name, before in list(self._models.items()):
             if moved or name not in wanted or not _are_alike(before, wanted[name]):
@@ -217,7 +217,7 @@ class RayLauncher:
     async def _begin(self, model: LaunchedModel, number: int) -> None:
         """Have `number` engines of a model: those that are missing are placed together, if they
         can be."""
-        running = self._engines.setdefault(model.name, [])
+        running = self._engines.setdefault(model.pool, [])
         missing = range(len(running), number)
         group: ResourceGroup | None = ResourceGroup(model.resources, len(missing))
         assert group is not None
@@ -229,7 +229,7 @@ class RayLauncher:
         if not placed:
             group.remove()
             group = None
-            log.warning("Ray has no room for %d engines of %s at once", len(missing), model.name)
+            log.warning("Ray has no room for %d engines of %s at once", len(missing), model.pool)
         for index, at in enumerate(missing):
             engine = LaunchedEngine(
                 model, at, tokens=self._tokens, home=self._home, group=group, index=index

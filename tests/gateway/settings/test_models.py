@@ -273,17 +273,36 @@ def test_a_wrong_number_of_replicas_is_named(text: str, complaint: str) -> None:
 
 
 ROLES = "prefill = 1\ndecode = 2\n"
+BOTH_JOIN = "joined = { prefill = 1, decode = 2 }\n"
+JOIN = "[fleet]\njoin_listen = 'tcp:0.0.0.0:9400'\n"
+POOL = "[model.kubernetes]\nstateful_set = 'one'\n"
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (ONE + "prefill = 1", "prefill: wants decode beside it"),
-        (ONE + "decode = 1", "decode: wants prefill beside it"),
+        (ONE + "prefill = 1", "prefill: nobody goes on with what it computes: wants decode beside"),
+        (ONE + "decode = 1", "decode: nobody computes prompts for it: wants prefill beside it"),
+        (
+            JOIN + ONE + "decode = 1\njoined = { decode = 1 }",
+            "decode: nobody computes prompts for it: wants prefill beside it, or joined.prefill",
+        ),
+        (
+            JOIN + ONE + "joined = { prefill = 2 }",
+            "joined.prefill: nobody goes on with what it computes",
+        ),
+        (JOIN + ONE + "joined = { decode = 2 }", "joined.decode: nobody computes prompts for it"),
+        (JOIN + ONE + "joined = {}", "joined: wants prefill or decode: how many of either may"),
+        (JOIN + ONE + "joined = { both = 2 }", "joined.both: unknown key"),
+        (JOIN + ONE + "joined = { prefill = 0 }", "joined.prefill: expected `int` >= 1"),
+        (ONE + BOTH_JOIN, "joined: wants fleet.join_listen"),
+        (JOIN + ONE + BOTH_JOIN + "replicas = 0", "replicas: not beside roles"),
+        (JOIN + ONE + BOTH_JOIN + "[model.ray]\nengines = 2", "ray.engines: not beside roles"),
+        (JOIN + ONE + BOTH_JOIN + POOL, "kubernetes: only beside a range"),
         (ONE + "prefill = 0\ndecode = 1", "prefill: expected `int` >= 1"),
         (ONE + "prefill = 1\ndecode = 0", "decode: expected `int` >= 1"),
-        (ONE + ROLES + "replicas = 3", "replicas: not beside prefill and decode"),
-        (ONE + ROLES + "joined = 1", "joined: not beside prefill and decode"),
+        (ONE + ROLES + "replicas = 3", "replicas: not beside roles"),
+        (ONE + ROLES + "joined = 1", "joined: beside prefill and decode it says how many of"),
         (ONE + "engine = 'unix:/s'\n" + ROLES, "prefill: only for an engine that is started here"),
         (ONE + ROLES + "[fleet]\nfetch = false", "prefill: wants fleet.fetch"),
         (
@@ -301,16 +320,32 @@ def test_roles_that_cannot_be_are_named(text: str, complaint: str) -> None:
 def test_the_first_engines_compute_prompts_for_the_others() -> None:
     write(ONE + ROLES)
     [one] = load({}, {}).models
-    assert [one.is_prefill(each) for each in one.engines] == [True, False, False]
+    assert [*map(one.role_of, one.engines)] == ["prefill", "decode", "decode"]
     assert one.started == one.engines
     write(ONE + "replicas = 3\n")
     [one] = load({}, {}).models
-    assert not any(map(one.is_prefill, one.engines))
+    assert {*map(one.role_of, one.engines)} == {"both"}
+
+
+def test_engines_that_join_have_places_by_role() -> None:
+    write(JOIN + ONE + BOTH_JOIN)
+    settings = load({}, {})
+    [one] = settings.models
+    assert one.started == ()
+    assert [*map(one.role_of, one.joined)] == ["prefill", "decode", "decode"]
+    save(SavedSettings(number=1, settings=settings), Path("saved.json"))
+    assert restore(Path("saved.json")).settings.models == (one,)
+    write(JOIN + ONE + "decode = 2\njoined = { prefill = 1, decode = 1 }\n")
+    mixed = load({}, {})
+    [one] = mixed.models
+    assert [*map(one.role_of, one.started)] == ["decode", "decode"]
+    assert [*map(one.role_of, one.joined)] == ["prefill", "decode"]
+    shown = [str(each) for each in changes_between(settings, mixed)]
+    assert shown == ["~ models.one.joined.decode: 2 -> 1", "+ models.one.decode = 2"]
 
 
 FAR = "[[model]]\nname = 'far'\nupstream = 'http://h/v1'\n"
 BOX = ONE + "engine = 'tcp:box:1'\n"
-JOIN = "[fleet]\njoin_listen = 'tcp:0.0.0.0:9400'\n"
 
 
 @pytest.mark.parametrize(
@@ -336,7 +371,6 @@ def test_an_engine_of_another_machine_that_cannot_be_is_named(text: str, complai
 
 
 PODS = JOIN + ONE + "replicas = 0\njoined = '1..4'\n"
-POOL = "[model.kubernetes]\nstateful_set = 'one'\n"
 
 
 @pytest.mark.parametrize(

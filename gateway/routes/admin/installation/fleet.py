@@ -11,12 +11,12 @@ from typing import Literal
 
 import msgspec
 
-from engine.protocol import Lane, ReplicaStatus
+from engine.protocol import EngineRole, Lane, ReplicaStatus
 from gateway.audit.log import record
 from gateway.fleet.joining.joined_engines import present_in
 from gateway.fleet.predicted_time import UNTOLD, Prompt
 from gateway.fleet.replica import Replica, ReplicaHealth, is_viewed
-from gateway.fleet.router import EngineRole, Route
+from gateway.fleet.router import Route
 from gateway.health.component import GOOD, Component, State, since_of
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.pages import page_of

@@ -24,7 +24,7 @@ class BorrowingHome(JoinableHome):
     """A home with places for engines of another cell."""
 
     def __init__(self, folder: Path, num_places: int = 1) -> None:
-        super().__init__(folder, num_places=0)
+        super().__init__(folder, roles=())
         places = tuple(
             JoinPlace(
                 replica=f"{MODEL}/{LENDING_CELL}:{2000 + at}",

@@ -20,7 +20,9 @@ NUM_TOKENS = 2048
 NAMES = ("penny/0", "penny/1", "penny/2")
 
 
-def view_of(number: int, layout: bytes | None = b"one", read_token_s: float = 1e-5) -> EngineView:
+def view_of(
+    number: int, layout: bytes | None = b"one", read_token_s: float = 1e-5, host: str = ""
+) -> EngineView:
     """Return the view of an engine; layout: None: it reads nothing and is not read."""
     peer = None
     if layout is not None:
@@ -29,6 +31,7 @@ def view_of(number: int, layout: bytes | None = b"one", read_token_s: float = 1e
             layout=layout,
             read_s=0.002,
             read_token_s=read_token_s,
+            host=host,
         )
     status: ReplicaStatus = msgspec.structs.replace(
         status_of(costs=COSTS, max_step_tokens=512), engine_id=f"engine-{number}", peer=peer
@@ -61,6 +64,14 @@ def test_nothing_is_read_from_another_layout_or_where_nobody_can() -> None:
     assert fetches_of([view_of(0), view_of(1, b"two")], [0, 1024]) == [None, None]
     assert fetches_of([view_of(0), view_of(1, None)], [0, 1024]) == [None, None]
     assert fetches_of([view_of(0, None), view_of(1)], [0, 1024]) == [None, None]
+
+
+def test_a_socket_of_a_file_is_reached_on_its_own_machine_alone() -> None:
+    views = [view_of(0, host="one"), view_of(1, host="one"), view_of(2, host="two"), view_of(3)]
+    found = fetches_of(views, [0, 512, 1920, 1024])
+    assert [None if each is None else each.source for each in found] == [3, 3, None, None]
+    found = fetches_of(views, [0, 1920, 512, 1024])
+    assert [None if each is None else each.source for each in found] == [1, None, 3, None]
 
 
 def test_what_is_computed_as_soon_is_not_read() -> None:

@@ -26,9 +26,10 @@ def choice_of(
     latest_s: float | None = None,
     layout: bytes = b"a",
     longest: int = 100_000,
+    host: str = "",
 ) -> Choice:
     """`waiting`: tokens of prompts at the engine of the prefill pool; `layout`: of its KV;
-    `longest`: the sequence that it holds."""
+    `longest`: the sequence that it holds; `host`: where alone it is reached."""
     clock, views = Clock(), []
     for at in range(3):
         busy = LaneStatus(num_running=decoding) if at else LaneStatus(waiting_tokens=waiting)
@@ -42,6 +43,7 @@ def choice_of(
                 layout=b"a" if at else layout,
                 read_s=1e-3,
                 read_token_s=read_token_s,
+                host="box" if at else host,
             ),
         )
         views.append(EngineView(SentWork(), clock=clock))
@@ -54,6 +56,7 @@ def test_a_long_prompt_is_computed_where_it_holds_up_nobody() -> None:
     choice = choice_of(4_000)
     assert choice.split is not None
     assert (choice.order[0], choice.split.decode) == (0, choice.order[1])
+    assert choice_of(4_000, host="box").split == choice.split
     text = explain(choice, [f"m/{at}" for at in choice.order])
     assert text.startswith(f"split, prefill at 0 and decode at {choice.order[1]} after 0.0")
 
@@ -66,10 +69,14 @@ def test_a_long_prompt_is_computed_where_it_holds_up_nobody() -> None:
         {"num_tokens": 4_000, "waiting": 100_000},
         {"num_tokens": 4_000, "read_token_s": 1.0},
         {"num_tokens": 4_000, "layout": b"other"},
+        {"num_tokens": 4_000, "host": "another"},
         {"num_tokens": 4_000, "waiting": 4_000, "latest_s": 0.6},
         {"num_tokens": 4_000, "longest": 4_000},
     ],
-    ids=["short", "nobody decodes", "a queue", "slow link", "other KV", "too late", "too long"],
+    ids=[
+        *("short", "nobody decodes", "a queue", "slow link", "other KV", "another machine"),
+        *("too late", "too long"),
+    ],
 )
 def test_it_stays_where_that_is_as_good(circumstances: dict[str, int]) -> None:
     choice = choice_of(**circumstances)  # type: ignore[arg-type]

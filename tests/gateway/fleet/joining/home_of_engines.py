@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import msgspec
 from engine.config import EngineConfig
 from engine.fake.engine import FakeCore
 from engine.options import EngineOptions
-from engine.protocol import EngineOutput, EngineRequest, SamplingParams
+from engine.protocol import EngineOutput, EngineRequest, EngineRole, SamplingParams
 from engine.transport.client import EngineClient
 from engine.transport.frames import TcpAddress
 from engine.transport.join_identity import JoinIdentity
@@ -76,17 +76,17 @@ class JoiningEngine:
 
 
 class JoinableHome:
-    """A home with `num_places` for engines of one model."""
+    """A home with places for engines of one model. `roles`: of each place."""
 
-    def __init__(self, folder: Path, num_places: int = 1) -> None:
+    def __init__(self, folder: Path, roles: Sequence[EngineRole] = ("both",)) -> None:
         self.folder, self.join = folder, folder / "join"
         self.join.mkdir(parents=True)
         self.model_folder = folder / "model"
         self.model_folder.mkdir()
         (self.model_folder / "config.json").write_text('{"vocab_size": 1024}')
         places = tuple(
-            JoinPlace(replica=f"{MODEL}/{at}", address=f"unix:{folder}/engine-{at}.sock")
-            for at in range(num_places)
+            JoinPlace(replica=f"{MODEL}/{at}", address=f"unix:{folder}/engine-{at}.sock", role=role)
+            for at, role in enumerate(roles)
         )
         self.addresses = [each.address for each in places]
         self.model = JoinableModel(
@@ -119,7 +119,7 @@ class JoinableHome:
         """Return its settings with another model."""
         return JoinConfig(models=(msgspec.structs.replace(self.model, **changes),))
 
-    def engine(self, token: str | None = None) -> JoiningEngine:
+    def engine(self, token: str | None = None, role: EngineRole = "both") -> JoiningEngine:
         """Prepare an engine with a token; None: a fresh one of this home."""
         folder = self.folder / f"box-{len(self.engines)}"
         folder.mkdir()
@@ -128,7 +128,7 @@ class JoinableHome:
             self.tokens.keep(stored)
         (folder / "token").write_text(token + "\n")
         config = msgspec.structs.replace(CONFIG, model=self.model_folder, served_name=MODEL)
-        engine = JoiningEngine(folder, self.address, identity_of(config, folder / "files"))
+        engine = JoiningEngine(folder, self.address, identity_of(config, folder / "files", role))
         self.engines.append(engine)
         return engine
 

@@ -30,6 +30,7 @@ def test_every_engine_that_may_join_runs_on_ray(tmp_path: Path) -> None:
     assert (model.name, model.engines, model.resources) == ("penny", 3, {"CPU": 1, "GPU": 0})
     given = dict(zip(model.arguments[::2], model.arguments[1::2], strict=True))
     assert given["--model"] == "models/penny", "what comes with Tollgate lies elsewhere there"
+    assert "--role" not in given
     assert given["--num-threads"] == "1", "no more than Ray set aside"
     write_plan(tmp_path / "ray.json", plan)
     assert read_plan(tmp_path / "ray.json") == plan
@@ -59,6 +60,19 @@ def test_a_model_of_a_hub_is_fetched_by_each_node(tmp_path: Path) -> None:
     arguments = plan.models[0].arguments
     assert arguments[:2] == ("--model", "s3://models/x")
     assert arguments[arguments.index("--version") + 1] == version
+
+
+def test_each_role_is_a_pool_of_its_own(tmp_path: Path) -> None:
+    text = LISTEN + PENNY.replace("joined = 3", "joined = { prefill = 1, decode = 2 }")
+    plan = plan_of(settings(tmp_path, text), 9400)
+    assert plan is not None
+    assert {each.pool: each.engines for each in plan.models} == {
+        "penny, prefill": 1,
+        "penny, decode": 2,
+    }
+    for each in plan.models:
+        assert each.name == "penny", "the model that tokens are for"
+        assert each.arguments[each.arguments.index("--role") + 1] == each.role
 
 
 @pytest.mark.parametrize("ray", [None, "auto"])

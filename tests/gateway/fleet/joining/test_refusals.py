@@ -13,7 +13,9 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from engine.__main__ import main
 from engine.errors import ConfigError
+from engine.protocol import EngineRole
 from engine.transport.client import EngineClient
 from engine.transport.frames import FrameReader, encode_frame
 from engine.transport.join_identity import JoinIdentity
@@ -40,11 +42,11 @@ def folder() -> Iterator[Path]:
 
 @pytest_asyncio.fixture
 async def found(folder: Path) -> AsyncIterator[Found]:
-    """`await found(num_places)`: a home of its own, which is closed at the end."""
+    """`await found(*roles)`: a home of its own with as many places, which is closed at the end."""
     homes: list[JoinableHome] = []
 
-    async def begin(num_places: int = 1) -> JoinableHome:
-        homes.append(JoinableHome(folder / f"home-{len(homes)}", num_places))
+    async def begin(*roles: EngineRole) -> JoinableHome:
+        homes.append(JoinableHome(folder / f"home-{len(homes)}", roles or ("both",)))
         await homes[-1].begin()
         return homes[-1]
 
@@ -164,10 +166,58 @@ async def test_an_engine_that_is_no_replica_of_the_model(
     assert nobody_joined(home, engine)
 
 
+@pytest.mark.parametrize(
+    ("places", "role", "reason"),
+    [
+        (
+            ("both",),
+            "prefill",
+            "the engines of penny have no roles here: --role prefill",
+        ),
+        (
+            ("prefill", "decode", "decode"),
+            "both",
+            "the engines of penny have roles: 1 with --role prefill and 2 with --role decode may "
+            "join, and none with --role both",
+        ),
+        (("decode",), "prefill", "1 with --role decode may join, and none with --role prefill"),
+    ],
+)
+async def test_a_role_that_no_place_has(
+    found: Found, places: tuple[EngineRole, ...], role: EngineRole, reason: str
+) -> None:
+    home = await found(*places)
+    engine = home.engine(role=role)
+    assert reason in await refusal(engine)
+    assert nobody_joined(home, engine)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--listen", "unix:/s", "--role", "prefill"), "--role: only with --join"),
+        (("--join", "h:1", "--token", "t", "--role", "dec0de"), "--role: invalid choice: 'dec0de'"),
+    ],
+)
+def test_a_role_that_no_engine_can_start_with(
+    arguments: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--model", "models/penny", *arguments])
+    assert left.value.code == 2 and line in capsys.readouterr().err
+
+
+async def test_a_role_that_nobody_knows(home: JoinableHome) -> None:
+    """No engine of ours says one; who does is no engine, and hears nothing of the home."""
+    engine = home.engine(role="dec0de")  # type: ignore[arg-type]
+    await engine.begin()
+    assert nobody_joined(home, engine)
+
+
 async def test_weights_that_the_home_lacks_are_compared_with_those_of_who_is_there(
     found: Found,
 ) -> None:
-    home = await found(2)
+    home = await found("both", "both")
     one, other = home.engine(), home.engine()
     one.identity.files["model/model.safetensors"] = "a" * 128
     other.identity.files["model/model.safetensors"] = "b" * 128

@@ -7,6 +7,7 @@ import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -140,6 +141,45 @@ async def test_who_finds_no_place_waits_for_one(client: EngineClient, home: Join
     await first.end()
     await until(lambda: client.connected and client.status.engine_id != first_id)
     assert len(await generate(client)) == 3
+
+
+async def test_each_has_a_place_of_its_role() -> None:
+    """An engine waits that finds none of its role, though there are others."""
+    with scratch_for_a_while() as folder:
+        home = JoinableHome(Path(folder) / "home", ("prefill", "decode", "decode"))
+        await home.begin()
+        assert home.relay is not None
+        joined = home.relay.joined
+        prefill, second = home.engine(role="prefill"), home.engine(role="prefill")
+        decode = home.engine(role="decode")
+        for each in (decode, prefill, second):
+            await each.begin()
+        clients = [
+            await EngineClient.connect(home.addresses[at], timeout_s=WAIT_S) for at in (0, 1)
+        ]
+        joined = home.relay.joined
+        assert {*joined} == {"penny/0", "penny/1"}
+        for client, engine in zip(clients, (prefill, decode), strict=True):
+            assert client.status.engine_id == engine.core.status().engine_id
+        await prefill.vanish()
+        await until(lambda: clients[0].status.engine_id == second.core.status().engine_id)
+        for client in clients:
+            await client.close()
+        await home.close()
+
+
+async def test_a_place_that_gets_another_role_is_left() -> None:
+    with scratch_for_a_while() as folder:
+        home = JoinableHome(Path(folder) / "home", ("prefill", "decode"))
+        await home.begin()
+        assert home.relay is not None
+        engine = home.engine(role="prefill")
+        await engine.begin()
+        await until(lambda: "penny/0" in (home.relay and home.relay.joined or {}))
+        both = tuple(msgspec.structs.replace(each, role="both") for each in home.model.places)
+        await home.relay.take_up(home.config(places=both))
+        assert home.relay.joined == {}
+        await home.close()
 
 
 async def test_one_that_comes_again_before_it_is_missed_has_its_place(

@@ -62,7 +62,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 async def home() -> AsyncIterator[JoinableHome]:
     """Yield a home of two places that has the model's texts, and sends files."""
     with scratch_for_a_while() as folder:
-        made = JoinableHome(Path(folder) / "home", 2)
+        made = JoinableHome(Path(folder) / "home", ("both", "both"))
         fill(made.model_folder, {name: each for name, each in FILES.items() if name != WEIGHTS})
         await made.begin()
         await take_up(made)
