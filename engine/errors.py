@@ -6,6 +6,7 @@
     │   └── GrammarExhausted       grammar_exhausted        it outgrew its limits amid the output
     ├── EngineOverloaded           engine_overloaded        the lane's bounded queue is full
     ├── DeadlineExceeded           deadline_exceeded        not begun before its deadline
+    ├── TakenBack                  taken_back               its gateway wanted it back, not begun
     ├── EngineUnavailable          engine_unavailable       nobody at the other end of the socket
     ├── EngineStepFailed           engine_step_failed       a step with this one raised
     ├── ConfigError                config_error             the engine cannot start as configured
@@ -47,6 +48,10 @@ class EngineOverloaded(EngineError):
 
 class DeadlineExceeded(EngineError):
     code = "deadline_exceeded"
+
+
+class TakenBack(EngineError):
+    code = "taken_back"
 
 
 class EngineUnavailable(EngineError):

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEARTBEAT_INTERVAL_S = 1.0
 """How often a step loop that turns, idle or not, is heard of at least."""
@@ -450,6 +450,13 @@ class Abort(msgspec.Struct, frozen=True, tag_field="t", tag="abort"):
     request_id: str
 
 
+class TakeBack(msgspec.Struct, frozen=True, tag_field="t", tag="take_back"):
+    """The end of a request none of whose choices ever ran: answered by a `Rejection`. One that has
+    begun goes on, and nothing answers this; unknown and finished ids are ignored."""
+
+    request_id: str
+
+
 class Pause(msgspec.Struct, frozen=True, tag_field="t", tag="pause"):
     """From the next step on the request takes none. It keeps its blocks until somebody needs them;
     what it lost it computes again when it goes on. A step under way may still bring an output. One
@@ -556,7 +563,7 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="r
     param: str | None = None
 
 
-ClientMessage = Submit | Abort | Pause | Resume | OrphanAck | LeaseAck | WatchCache
+ClientMessage = Submit | Abort | TakeBack | Pause | Resume | OrphanAck | LeaseAck | WatchCache
 ServerMessage = (
     ReplicaStatus
     | Outputs

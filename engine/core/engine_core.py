@@ -207,6 +207,10 @@ class EngineCore:
             grammars.forget(request_id)
         return self._scheduler.abort(request_id)
 
+    def take_back(self, request_id: str) -> bool:
+        """End a request of which nothing ran, unbilled, and tell whether it was one."""
+        return self._scheduler.take_back(request_id)
+
     def pause(self, request_id: str) -> None:
         """It takes no step until `resume`; ignored when it is paused, unknown or finished."""
         self._scheduler.pause(request_id)

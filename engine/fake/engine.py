@@ -25,6 +25,7 @@ from engine.errors import (
     EngineOverloaded,
     EngineUnavailable,
     InvalidRequest,
+    TakenBack,
 )
 from engine.fairness import INPUT_COST, LANE_WEIGHTS, OUTPUT_COST, FairShare, QueueBound
 from engine.fake.prefix_cache import FakeCache
@@ -301,6 +302,12 @@ class FakeCore:
             return fake.end("abort")
         return []
 
+    def take_back(self, request_id: str) -> bool:
+        is_queued = request_id in self._queued
+        if is_queued:
+            self.abort(request_id)
+        return is_queued
+
     def pause(self, request_id: str) -> None:
         fake = self._running.get(request_id) or self._queued.get(request_id)
         if fake is not None:
@@ -485,6 +492,10 @@ class FakeEngine:
     async def abort(self, request_id: str) -> None:
         for last in self.core.abort(request_id):
             self._streams[request_id].push(last)
+
+    def take_back(self, request_id: str) -> None:
+        if request_id in self._streams and self.core.take_back(request_id):
+            self._streams[request_id].fail(TakenBack("taken back before it was begun"))
 
     async def pause(self, request_id: str) -> None:
         self.core.pause(request_id)

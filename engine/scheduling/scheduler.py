@@ -202,6 +202,14 @@ class Scheduler:
         state = self._requests.get(request_id)
         return [] if state is None else self._end(state, "abort", None)
 
+    def take_back(self, request_id: str) -> bool:
+        """End a request none of whose choices ever ran, unbilled, and tell whether it was one."""
+        state = self._requests.get(request_id)
+        if state is None or state.first_scheduled_s is not None:
+            return False
+        self.abort(request_id)
+        return True
+
     def pause(self, request_id: str) -> None:
         """From the next step on it takes none; its blocks are whose needs them. Ignored when it is
         paused, unknown or finished."""

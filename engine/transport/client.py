@@ -24,6 +24,7 @@ from engine.errors import (
     EngineUnavailable,
     InvalidRequest,
     ProtocolError,
+    TakenBack,
 )
 from engine.protocol import (
     HEARTBEAT_INTERVAL_S,
@@ -45,6 +46,7 @@ from engine.protocol import (
     Resume,
     ServerMessage,
     Submit,
+    TakeBack,
     WatchCache,
 )
 from engine.transport.frames import FrameReader, encode_frame, open_connection, parse_address
@@ -82,7 +84,10 @@ engine is lost, another `engine_id` says that all of its leases have ended."""
 
 _REJECTIONS: dict[str, type[EngineError]] = {
     kind.code: kind
-    for kind in (InvalidRequest, ContextLengthExceeded, EngineOverloaded, DeadlineExceeded)
+    for kind in (
+        *(InvalidRequest, ContextLengthExceeded, EngineOverloaded, DeadlineExceeded),
+        TakenBack,
+    )
 }
 
 
@@ -122,13 +127,18 @@ class Engine(Protocol):
         `at_once`: outputs that come soon after one another do not wait to go on together.
 
         Raises, at the first step of the iteration or later, `InvalidRequest`, `EngineOverloaded`,
-        `DeadlineExceeded` or `EngineUnavailable`. What was used until then is the `usage` of the
-        last output.
+        `DeadlineExceeded`, `TakenBack` or `EngineUnavailable`. What was used until then is the
+        `usage` of the last output.
         """
 
     async def abort(self, request_id: str) -> None:
         """End a request early: its stream yields a last output with the final usage. Unknown and
         finished ids are ignored."""
+
+    def take_back(self, request_id: str) -> None:
+        """End a request if nothing of it ran: its stream raises `TakenBack` then. Of one that has
+        begun nothing changes; unknown and finished ids are ignored, as one that was named before
+        may be."""
 
     async def pause(self, request_id: str) -> None:
         """It takes no step until `resume`, or `abort`; what a step brings that is under way already
@@ -270,6 +280,9 @@ class EngineClient:
     async def abort(self, request_id: str) -> None:
         self._send_if_open(Abort(request_id))
 
+    def take_back(self, request_id: str) -> None:
+        self._send_if_open(TakeBack(request_id))
+
     async def pause(self, request_id: str) -> None:
         self._send_if_open(Pause(request_id))
 
@@ -339,7 +352,7 @@ class EngineClient:
         if unsent and self._writer is not None:
             self._writer.write(bytes(unsent))
 
-    def _send_if_open(self, message: Abort | Pause | Resume) -> None:
+    def _send_if_open(self, message: Abort | TakeBack | Pause | Resume) -> None:
         stream = self._streams.get(message.request_id)
         if stream is not None and not stream.ended:
             self._send(message)

@@ -47,6 +47,7 @@ from engine.protocol import (
     ReplicaStatus,
     Resume,
     Submit,
+    TakeBack,
     Usage,
     WatchCache,
 )
@@ -125,6 +126,8 @@ class _LiveRequest:
         self.aborting = False
         self.preparing = False
         """Not yet handed to the step thread."""
+        self.is_wanted_back = False
+        """It was said to the step thread, once."""
         self.is_paused = False
         """The last pause state that its gateway sent."""
 
@@ -308,12 +311,14 @@ class EngineServer:
         if isinstance(message, Submit):
             if refusal := self._submit(connection, message.request):
                 self._send(connection, refusal)
-        elif isinstance(message, Abort | Pause | Resume):
+        elif isinstance(message, Abort | TakeBack | Pause | Resume):
             live = self._live.get(message.request_id)
             if live is None or live.connection is not connection:
                 return
             if isinstance(message, Abort):
                 self._abort(message.request_id, live)
+            elif isinstance(message, TakeBack):
+                self._take_back(message.request_id, live)
             else:
                 self._pause(message.request_id, live, isinstance(message, Pause))
         elif isinstance(message, LeaseAck):
@@ -409,6 +414,12 @@ class EngineServer:
             live.aborting = True
             if not live.preparing:
                 self._step_loop.abort(request_id)
+
+    def _take_back(self, request_id: str, live: _LiveRequest) -> None:
+        """Pass it on, unless that was done, or its grammar is being compiled."""
+        if not live.is_wanted_back and not live.preparing and not live.aborting:
+            live.is_wanted_back = True
+            self._step_loop.take_back(request_id)
 
     # ---- what the step thread says
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.config import ResolvedConfig
-from engine.errors import DeadlineExceeded, EngineError
+from engine.errors import DeadlineExceeded, EngineError, TakenBack
 from engine.fairness import LANE_WEIGHTS, QueueBound
 from engine.kv_cache.cache_events import CacheEvents
 from engine.protocol import (
@@ -30,13 +30,15 @@ from engine.protocol import (
     Rejection,
     ReplicaStatus,
     Submit,
+    TakeBack,
 )
 
 log = logging.getLogger(__name__)
 
 MAX_PENDING_SUBMITS = 4096
 """The bound of each lane's submissions that wait for the step in progress; beyond it `submit`
-refuses. Aborts do not count: every live request causes at most one."""
+refuses. Aborts do not count, nor does what is to be taken back: every live request causes at most
+one of each."""
 
 MAX_UNDELIVERED = 1024
 """Batches of results the receiver has not dealt with; beyond it the engine waits for it."""
@@ -51,6 +53,7 @@ CACHE_INTERVAL_S = 0.1
 """The least time between two tellings of what the prefix cache gained and lost."""
 
 Result = EngineOutput | Rejection | LeaseGranted | LeaseEnded
+Command = Submit | Abort | TakeBack
 CacheNews = Sequence[CacheSnapshot] | Sequence[CacheChanged]
 
 
@@ -75,6 +78,9 @@ class Core(Protocol):
     def abort(self, request_id: str) -> list[EngineOutput]:
         """Free what a request holds; a last output for each choice that was still open, none if it
         is not (or no longer) known."""
+
+    def take_back(self, request_id: str) -> bool:
+        """End a request of which nothing ran, unbilled, and tell whether it was one."""
 
     def pause(self, request_id: str) -> None:
         """No step for it until `resume`; ignored when it is paused, unknown or finished."""
@@ -114,6 +120,12 @@ def _expired(request_id: str) -> Rejection:
     )
 
 
+def _taken_back(request_id: str) -> Rejection:
+    return Rejection(
+        request_id=request_id, code=TakenBack.code, message="taken back before it was begun"
+    )
+
+
 class StepLoop:
     """Runs `core` in a thread of its own.
 
@@ -144,7 +156,7 @@ class StepLoop:
         self._status_interval_s = core.resolved.config.status_interval_s
         self._heartbeat_s = min(HEARTBEAT_INTERVAL_S, core.resolved.step_timeout_s / 4)
         self._wake = threading.Condition()
-        self._commands: deque[Submit | Abort] = deque()
+        self._commands: deque[Command] = deque()
         self._submits = {lane: QueueBound(MAX_PENDING_SUBMITS) for lane in LANE_WEIGHTS}
         self._paused: dict[str, bool] = {}
         """The newest pause state of each request since the last pass: at most one each."""
@@ -194,6 +206,12 @@ class StepLoop:
             self._commands.append(Abort(request_id))
             self._wake.notify()
 
+    def take_back(self, request_id: str) -> None:
+        """Ask for the end of a request if nothing of it ran; applied before the next step."""
+        with self._wake:
+            self._commands.append(TakeBack(request_id))
+            self._wake.notify()
+
     def pause(self, request_id: str, is_paused: bool) -> None:
         """Ask for a pause of a request that was handed over, or its end; before the next step."""
         with self._wake:
@@ -223,7 +241,7 @@ class StepLoop:
             log.critical("the step thread died", exc_info=True)
             self._on_failure(error)
 
-    def _pass(self, commands: list[Submit | Abort], paused: dict[str, bool]) -> None:
+    def _pass(self, commands: list[Command], paused: dict[str, bool]) -> None:
         # What the commands caused is delivered before the step: a refusal or the end of an
         # aborted request does not wait for a batch that it has no part in.
         self._deliver([answer for command in commands for answer in self._apply(command)])
@@ -243,16 +261,19 @@ class StepLoop:
         expired = [*map(_expired, self._core.expire())]
         self._deliver([*self._core.take_lease_events(), *expired])
 
-    def _apply(self, command: Submit | Abort) -> Sequence[Result]:
+    def _apply(self, command: Command) -> Sequence[Result]:
         if isinstance(command, Abort):
             return self._core.abort(command.request_id)
+        if isinstance(command, TakeBack):
+            is_back = self._core.take_back(command.request_id)
+            return [_taken_back(command.request_id)] if is_back else []
         try:
             self._core.add(command.request)
         except EngineError as error:
             return [refusal_of(command.request, error)]
         return []
 
-    def _wait_for_work(self) -> tuple[list[Submit | Abort], dict[str, bool]] | None:
+    def _wait_for_work(self) -> tuple[list[Command], dict[str, bool]] | None:
         """Return what was said since the last pass; None when the loop is to end. Sleeps while
         idle, but for a heartbeat now and then.
         """

@@ -20,6 +20,7 @@ from engine.errors import (
     EngineOverloaded,
     EngineUnavailable,
     InvalidRequest,
+    TakenBack,
 )
 from engine.fake.engine import EOS_TOKEN_ID, FakeCore, FakeEngine, drawn, embedding
 from engine.protocol import (
@@ -388,3 +389,25 @@ async def test_what_is_not_begun_by_its_deadline_is_refused(any_engine: Engine) 
     for i in range(4):
         await any_engine.abort(f"x{i}")
     await asyncio.gather(*blockers)
+
+
+async def test_what_has_not_begun_is_given_back_and_what_has_goes_on(
+    core_and_engine: tuple[FakeCore, Engine],
+) -> None:
+    core, any_engine = core_and_engine
+    blockers = [
+        asyncio.create_task(collect(any_engine, ask(f"x{i}", max_tokens=LONG))) for i in range(4)
+    ]
+    await until(lambda: any_engine.status.num_running == 4)
+    waits = asyncio.create_task(collect(any_engine, ask("waits")))
+    await until(lambda: any_engine.status.num_waiting == 1)
+    for each in ("x0", "waits", "waits", "unknown"):
+        any_engine.take_back(each)
+    with pytest.raises(TakenBack):
+        await waits
+    for i in range(4):
+        await any_engine.abort(f"x{i}")
+    ended = await asyncio.gather(*blockers)
+    assert all(each[-1].finish_reason == "abort" for each in ended)
+    assert (await collect(any_engine, ask("waits")))[-1].finished, "its id is free again"
+    await until(lambda: not core.has_work())

@@ -199,6 +199,16 @@ class World:
         self.end(answers, "abort")
         assert self.scheduler.abort(request_id) == []
 
+    def take_back(self, request_id: str) -> None:
+        """Check that what has not begun goes without an output, paused or not, and nothing else."""
+        is_back = request_id not in self.started
+        assert self.scheduler.take_back(request_id) == is_back
+        if is_back:
+            del self.open[request_id]
+            self.ended.add(request_id)
+            self.paused.discard(request_id)
+        assert not self.scheduler.take_back("unknown")
+
     def schedule(self) -> SchedulerOutput:
         """One schedule(), held to the rules that need no memory."""
         scheduler = self.scheduler

@@ -133,6 +133,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         self.world.abort(data.draw(st.sampled_from(sorted(self.world.open))))
 
+    @precondition(lambda self: self.world.open)
+    @rule(data=st.data())
+    def take_back(self, data: st.DataObject) -> None:
+        self.world.take_back(data.draw(st.sampled_from(sorted(self.world.open))))
+
     @invariant()
     def checks(self) -> None:
         self.world.check()

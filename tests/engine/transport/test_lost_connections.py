@@ -1,5 +1,5 @@
 """The real scheduler behind the real socket, and gateways that vanish, abort, pause and forget at
-random: every token is on somebody's bill once, and nothing stays behind."""
+random, and ask for some back: every token is on somebody's bill once, and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import count
 
 import msgspec
 
-from engine.errors import DeadlineExceeded, EngineOverloaded, EngineUnavailable
+from engine.errors import DeadlineExceeded, EngineOverloaded, EngineUnavailable, TakenBack
 from engine.fairness import LANE_WEIGHTS
 from engine.fake.engine import FAKE_CONFIG, FakeCore
 from engine.protocol import EngineOutput, EngineRequest, OrphanedUsage, ReplicaStatus, Usage
@@ -41,6 +41,11 @@ class SchedulerCore(FakeCore):
         assert request_id not in self.scheduler._requests
         self.scheduler.check_integrity()
         return outputs
+
+    def take_back(self, request_id: str) -> bool:
+        is_back = self.scheduler.take_back(request_id)
+        self.scheduler.check_integrity()
+        return is_back
 
     def pause(self, request_id: str) -> None:
         self.scheduler.pause(request_id)
@@ -82,7 +87,7 @@ class Bills:
 
     def __init__(self) -> None:
         self.usages: dict[str, Usage] = {}
-        self.num_orphans = self.num_lost = self.num_refused = 0
+        self.num_orphans = self.num_lost = self.num_refused = self.num_taken_back = 0
 
     async def orphaned(self, orphan: OrphanedUsage) -> None:
         self.num_orphans += 1
@@ -97,6 +102,8 @@ async def one(client: EngineClient, asked: EngineRequest, bills: Bills, rng: ran
     """A request that is read to its end, aborted, paused for a while, or left unread."""
     last: EngineOutput | None = None
     leaves_after = rng.choice([1, 3, 10, 99, 99])
+    if rng.random() < 0.2:
+        asyncio.get_running_loop().call_soon(client.take_back, asked.request_id)
     try:
         async with aclosing(client.generate(asked)) as outputs:
             async for output in outputs:
@@ -117,6 +124,9 @@ async def one(client: EngineClient, asked: EngineRequest, bills: Bills, rng: ran
         bills.num_lost += 1
     except (EngineOverloaded, DeadlineExceeded):
         bills.num_refused += 1
+    except TakenBack:
+        assert last is None, "it had begun"
+        bills.num_taken_back += 1
     else:
         assert last is not None and last.finished
         if last.usage.prefilled:
@@ -162,7 +172,9 @@ async def test_whoever_vanishes_leaves_nothing_but_a_bill(serve: Serve) -> None:
     assert all(not connection.unacked for connection in server._connections)
     await heir.close()
     await until(lambda: not server._connections)
-    assert min(bills.num_lost, bills.num_orphans, bills.num_refused) > 20, vars(bills)
+    assert min(bills.num_lost, bills.num_orphans, bills.num_refused, bills.num_taken_back) > 20, (
+        vars(bills)
+    )
     assert not core.scheduler.has_unfinished()
     assert core.scheduler.num_free_blocks == core.scheduler.cache.pool.num_blocks
     assert sum(usage.generated_tokens for usage in bills.usages.values()) == core.generated_tokens
