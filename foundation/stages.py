@@ -50,8 +50,9 @@ class Stage(msgspec.Struct, gc=False):
     """0: it has not ended."""
     about: str = ""
     outcome: str = ""
-    """Why it failed: the name of an error, `left` where the client was gone, or `overtaken` where
-    another replica answered first; empty: it did not."""
+    """Why it failed: the name of an error, `left` where the client was gone, `overtaken` where
+    another replica answered first, or `taken_back` where another one was to be sooner; empty: it
+    did not."""
     within: Stage | None = None
     """The attempt that it is a part of."""
     is_upstream: bool = False

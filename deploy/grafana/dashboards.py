@@ -300,6 +300,12 @@ FLEET = Dashboard(
             "Where the first engine was late beside what was predicted.",
         ),
         Panel(
+            "Requests that waited and were to move to another engine",
+            [("{{outcome}}", rate("tollgate_fleet_moves_total", "outcome", where=MODEL))],
+            "ops",
+            "Where another engine was predicted to be much sooner than what was left of the wait.",
+        ),
+        Panel(
             "Spans of prompts in the index",
             [("spans", "max(tollgate_fleet_index_entries)")],
         ),

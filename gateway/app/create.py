@@ -70,6 +70,7 @@ from gateway.http_errors.table import (
 from gateway.inference.cache_notes import OnCached
 from gateway.inference.generate import drain
 from gateway.inference.hedge_budget import HedgeBudget
+from gateway.inference.request_mover import RequestMover
 from gateway.inference.services import GenerationServices
 from gateway.inference.settlement import CrashSettlement
 from gateway.limits.ceilings import Ceilings
@@ -508,6 +509,7 @@ def open_generation(
         stalled_reader_s=settings.stalled_reader_s,
         max_resumes=settings.fleet.max_resumes if settings.fleet.resume else 0,
         hedges=HedgeBudget(settings.fleet.hedge),
+        mover=RequestMover(fleet),
         deadlines=settings.deadlines,
         slos=settings.slos,
         on_cached=on_cached,

@@ -34,6 +34,8 @@ class EngineView:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.status: ReplicaStatus | None = None
+        self.on_heard: Callable[[EngineView], None] | None = None
+        """Hears that the engine has said something, once that is taken in."""
         self.price = StepPrice()
         self.clock = clock
         self.heard_at_s = self._now_s = clock()
@@ -57,6 +59,8 @@ class EngineView:
         for lane, each in status.lanes.items():
             waiting_s = price.seconds(each.waiting_tokens, each.waiting_pairs)
             self._waiting_s[LANE_RANKS[lane]] = waiting_s
+        if self.on_heard is not None:
+            self.on_heard(self)
 
     def seconds_to_first_token(self, prompt: Prompt, lane: Lane) -> float:
         """Predict, before any correction."""
@@ -75,12 +79,23 @@ class EngineView:
         """Tell whether no prompt of a lane or of one above it waits there, as of the last look."""
         return not any(self._waiting_s[: rank + 1])
 
-    def send(self, prompt: Prompt, lane: Lane) -> None:
-        """Note that a prompt is on its way there, for all workers."""
+    def left_s(self, rank: int, place: float) -> float:
+        """Predict the seconds to the first token of a request that waits there, as if what came
+        after it were served after it. `place`: as of its sending, see `send`."""
+        self._look(self.clock())
+        waiting_s, behind_s = self._waiting_s.copy(), self._totals_s[rank] - place
+        waiting_s[rank] = max(0.0, waiting_s[rank] - max(0.0, behind_s))
+        return ahead(waiting_s, rank, 0.0)
+
+    def send(self, prompt: Prompt, lane: Lane) -> float:
+        """Note that a prompt is on its way there, for all workers. Return its place in the queue of
+        its lane: all that was ever sent there until then, in seconds."""
         now_s = self.clock()
         self._look(now_s)
         left_s = 0.0 if any(self._waiting_s) else self._step_left_s(now_s)
-        self._sent.add(lane, left_s + self.price.own_seconds(prompt.missing, prompt.cached))
+        seconds = left_s + self.price.own_seconds(prompt.missing, prompt.cached)
+        self._sent.add(lane, seconds)
+        return self._totals_s[LANE_RANKS[lane]] + seconds
 
     def close(self) -> None:
         """Count for nobody else any more."""

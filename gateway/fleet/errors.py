@@ -71,6 +71,10 @@ class NoSlot(ReplicaOverloaded):
     another one would serve it no sooner."""
 
 
+class RequestTakenBack(FleetError):
+    """Says that a replica gave a request back of which nothing had run, as it was asked to."""
+
+
 class UpstreamRefused(FleetError):
     """Carries `status` and the upstream's error object (OpenAI shape), safe to hand to the
     client."""

@@ -279,6 +279,10 @@ class RepeatableReplica(Protocol):
         """Tell whether a second try leaves nothing behind: nothing of it is to be kept cached."""
         ...
 
+    def take_back(self, attempt_id: str) -> None:
+        """Ask for an attempt of which nothing has run: `stream` raises RequestTakenBack then. One
+        that has begun goes on, and an unknown id is ignored. Of use once."""
+
 
 @runtime_checkable
 class ResumingReplica(Protocol):

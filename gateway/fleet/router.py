@@ -106,6 +106,9 @@ class RoutedRequest(msgspec.Struct, kw_only=True):
     """The prediction for the first replica, uncorrected."""
     fetch: KVSource | None = None
     """The engine that the first replica is to read from."""
+    place: float = 0.0
+    """Its place in the queue of its lane at the first replica, once it is sent: see
+    `EngineView.send`."""
     error: PredictionError | None = None
     """Hears what came of the prediction."""
 
@@ -156,7 +159,7 @@ class RoutedRequest(msgspec.Struct, kw_only=True):
         """Let all workers know that the first replica will be asked."""
         first = self.replicas[0]
         if self.prompt is not None and is_viewed(first):
-            first.view.send(self.prompt, self.lane)
+            self.place = first.view.send(self.prompt, self.lane)
 
     def came(self, took_s: float) -> float | None:
         """Note how long its first token took; return by how much the prediction was wrong."""
@@ -473,6 +476,14 @@ class Fleet:
             predicted_s=first.predicted_s / factor if knows else None,
             error=error,
         )
+
+    def others(self, route: Route, view: EngineView) -> Sequence[ViewedReplica]:
+        """Return the engines of a route, of its own cell, that can be asked in place of the one
+        with this view."""
+        if not are_viewed(route.replicas):
+            return ()
+        own = [each for each in route.replicas if each.cell is None and not each.is_drained]
+        return [each for each in self._able(own) if each.view is not view]
 
     def _choose(
         self,

@@ -21,7 +21,7 @@ from billing.events import Attempt, Finish, Kind, Quantities, UsageEvent, as_was
 from billing.pricing.rating import RatedUsage
 from billing.spool.spool import Spool
 from foundation.stages import CURRENT_ATTEMPT
-from gateway.fleet.errors import NoSlot, PromptComputed, ReplicaLost
+from gateway.fleet.errors import NoSlot, PromptComputed, ReplicaLost, RequestTakenBack
 from gateway.fleet.replica import (
     EventTaker,
     HeardReplica,
@@ -151,6 +151,8 @@ class ReplicaAttempt:
         self.closing = False
         self.is_overtaken = False
         """Another attempt of the same prompt has said something first."""
+        self.has_moved = False
+        """Another replica had it before, and gave it back."""
         self.begun: AsyncGenerator[ReplicaEvent, None] | None = None
         """Its stream, where that was opened before; None: it is opened here."""
 
@@ -171,6 +173,8 @@ class ReplicaAttempt:
                 stage.outcome = "overtaken"
             elif outcome.handover is not None and outcome.handover.is_planned:
                 stage.outcome = "moved"
+            elif isinstance(outcome.failure, RequestTakenBack):
+                stage.outcome = "taken_back"
             elif outcome.failure is not None:
                 stage.outcome = type(outcome.failure).__name__
             return outcome

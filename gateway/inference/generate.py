@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from functools import partial
 
 import msgspec
@@ -37,8 +37,8 @@ from gateway.inference.attempt import ABORT_TIMEOUT_S, MAX_REPLAYS, Outcome, Rep
 from gateway.inference.calls import GenerationCall
 from gateway.inference.compared_answer import ComparedAnswer
 from gateway.inference.delivery import Delivery
-from gateway.inference.hedging import run_hedged
 from gateway.inference.metering import new_attempt, rated, to_units
+from gateway.inference.moving import run_first
 from gateway.inference.resuming import elsewhere, first_to_return, go_on
 from gateway.inference.services import GenerationServices
 from gateway.lanes import latest_first_token_s, promised_first_token_s
@@ -331,8 +331,8 @@ async def attempt_in_order(
             if position:
                 outcome = await attempt.run()
             else:
-                attempt, outcome = await run_hedged(services, route, routed, attempt)
-                replica = attempt.replica
+                attempt, outcome = await run_first(services, route, routed, attempt)
+                replica, order[1:] = attempt.replica, left_to_ask(order, attempt)
         except ReplicaUnavailable as error:
             outcome = Outcome(failure=error)
         if isinstance(outcome.failure, NoSlot):
@@ -353,6 +353,14 @@ async def attempt_in_order(
             back = await first_to_return(replicas, died, call, delivery)
             order += [] if back is None else [back]
     return outcome
+
+
+def left_to_ask(order: Sequence[Replica], first: ReplicaAttempt) -> Sequence[Replica]:
+    """Return whom to ask after the first attempt, if it is turned away: one that moved was not
+    refused where it waited."""
+    if not first.has_moved:
+        return order[1:]
+    return [each for each in order if each is not first.replica]
 
 
 def within_what_is_held(

@@ -19,7 +19,12 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 
 from engine.fairness import LANE_RANKS
-from gateway.fleet.errors import NoSlot, ReplicaStepFailed, ReplicaUnavailable
+from gateway.fleet.errors import (
+    NoSlot,
+    ReplicaStepFailed,
+    ReplicaUnavailable,
+    RequestTakenBack,
+)
 from gateway.fleet.replica import HeardReplica, RepeatableReplica, cell_of, is_viewed
 from gateway.fleet.router import Route, RoutedRequest
 from gateway.generation_events import ReplicaEvent
@@ -111,13 +116,16 @@ class Hedge:
         if second is None:
             return first, outcome
         meter, failure = first.call.meter, outcome.failure
+        is_back = isinstance(failure, RequestTakenBack)
         is_lost = isinstance(failure, ReplicaUnavailable) and not isinstance(failure, NoSlot)
-        has_nothing = outcome.usage is None and is_lost and not first.delivery.abandoned
+        has_nothing = (
+            outcome.usage is None and (is_lost or is_back) and not first.delivery.abandoned
+        )
         if not has_nothing or second.error is not None:
             meter.hedged("lost" if second.error is None else "failed")
             await second.discard()
             return first, outcome
-        if not first.is_overtaken:
+        if not first.is_overtaken and not is_back:
             self._services.fleet.report(first.replica, ok=False)
         meter.on_first_token = None  # it was about the first one
         attempt = second.attempt

@@ -15,6 +15,7 @@ from gateway.fleet.router import Fleet
 from gateway.inference.cache_notes import OnCached, unnoted
 from gateway.inference.delivery import Delivery
 from gateway.inference.hedge_budget import HedgeBudget
+from gateway.inference.request_mover import RequestMover
 from gateway.lanes import LaneDeadlines, SloTable
 from gateway.limits.limiter import Limiter
 
@@ -71,6 +72,8 @@ class GenerationServices(msgspec.Struct, kw_only=True):
     """How often a generation goes on whose replica was lost amid it."""
     hedges: HedgeBudget = msgspec.field(default_factory=lambda: HedgeBudget(0.0))
     """How many requests may be asked of a second replica while their first token is late."""
+    mover: RequestMover | None = None
+    """Moves requests that wait at an engine to another one; None: they stay."""
     deadlines: LaneDeadlines = LaneDeadlines()
     slos: SloTable = msgspec.field(default_factory=SloTable)
     """The service level objectives that requests are judged by."""

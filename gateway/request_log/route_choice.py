@@ -21,6 +21,7 @@ CANDIDATE = re.compile(
 SPLIT = re.compile(
     r"prefill at (?P<prefill>\S+) and decode at (?P<decode>\S+) after (?P<transfer_s>\S+) s"
 )
+MOVE = re.compile(r"from (?P<replica>\S+) with (?P<left_s>\S+) s left")
 
 
 class RouteCandidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,19 +46,29 @@ class RouteSplit(msgspec.Struct, frozen=True, kw_only=True):
     transfer_s: float
 
 
+class RouteMove(msgspec.Struct, frozen=True, kw_only=True):
+    """The replica at which a request waited before it was moved, by the number with which its name
+    ends. `left_s`: until its first token there, as it was expected then."""
+
+    replica: str
+    left_s: float
+
+
 class RouteChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The choice of a replica for one generation. `reason`: cached, least_work, spread, key,
-    split, cell_down or cell_late. `candidates`: the chosen one first, then those that would have
-    been asked after it. `split`: null: one replica does all."""
+    split, cell_down, cell_late, or moved where it is about a request that waited at another
+    replica. `candidates`: the chosen one first, then those that would have been asked after it.
+    `split`: null: one replica does all. `moved`: null: it did not wait elsewhere before."""
 
     reason: str
     candidates: list[RouteCandidate]
     split: RouteSplit | None = None
+    moved: RouteMove | None = None
 
 
 def choices_of(stages: Iterable[tuple[Any, ...]]) -> list[RouteChoice]:
     """Return the choices made for a request: one for each of its generations for which there was
-    more than one replica."""
+    more than one replica, and one more for each that moved."""
     found = (read_choice(str(about)) for name, _, _, about, *_ in stages if name == "route")
     return [each for each in found if each is not None]
 
@@ -81,7 +92,8 @@ def read_choice(text: str) -> RouteChoice | None:
     """Return what a stage says; None: it says nothing of the kind."""
     reason, *told = text.split(", ")
     parts = SPLIT.fullmatch(told[0]) if told else None
-    if parts is not None:
+    move = MOVE.fullmatch(told[0]) if told else None
+    if parts is not None or move is not None:
         del told[0]
     if len(text) >= MAX_ROUTE_CHARS:  # the last one is cut
         told.pop()
@@ -90,8 +102,15 @@ def read_choice(text: str) -> RouteChoice | None:
     if not candidates or len(candidates) < len(told):
         return None
     return RouteChoice(
-        reason=reason, candidates=candidates, split=None if parts is None else to_split(parts)
+        reason=reason,
+        candidates=candidates,
+        split=None if parts is None else to_split(parts),
+        moved=None if move is None else to_move(move),
     )
+
+
+def to_move(found: re.Match[str]) -> RouteMove:
+    return RouteMove(replica=found["replica"], left_s=float(found["left_s"]))
 
 
 def to_split(found: re.Match[str]) -> RouteSplit:

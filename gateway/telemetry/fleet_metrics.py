@@ -12,6 +12,7 @@ from gateway.telemetry.metric_group import MetricGroup
 from gateway.telemetry.pool_gauges import PoolGauges
 
 HedgeOutcome = Literal["won", "lost", "failed", "withheld"]
+MoveOutcome = Literal["moved", "begun", "failed"]
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 MAX_CHILDREN = 1024
 """How many label combinations of one metric are cached."""
@@ -47,15 +48,6 @@ class FleetMetrics:
             do="Above 0.1 while engines work: a step takes longer, or the worker is held up. An "
             "idle engine says something once a second.",
         )
-        self.hedges = group.counter(
-            "hedges",
-            "Requests whose first token was late beside what was predicted: won (another replica "
-            "was asked and spoke first), lost (it was asked and spoke later), failed (it was asked "
-            "and did not take it), withheld (none was free, or as many as may be were hedged).",
-            *("model", "outcome"),
-            do="won: an engine hangs or is slower than it says, see `tollgate fleet status`. Many "
-            "withheld: all are busy; add replicas.",
-        )
         self.handovers = group.histogram(
             "handover_seconds",
             "From a first token, where its prompt was computed, to the next one of another engine.",
@@ -78,6 +70,7 @@ class FleetMetrics:
             "raise `ttft_per_prefill`.",
         )
         self._make_rollout_metrics(group)
+        self._make_retry_metrics(group)
         self.pools = PoolGauges(group)
         self._make_cell_metrics(group)
         self.routes_of = lru_cache(MAX_CHILDREN)(fleet_routes.labels)
@@ -95,6 +88,26 @@ class FleetMetrics:
             mode="mostrecent",
         )
         self._shown_shares: Mapping[str, float] = {}
+
+    def _make_retry_metrics(self, group: MetricGroup) -> None:
+        self.hedges = group.counter(
+            "hedges",
+            "Requests whose first token was late beside what was predicted: won (another replica "
+            "was asked and spoke first), lost (it was asked and spoke later), failed (it was asked "
+            "and did not take it), withheld (none was free, or as many as may be were hedged).",
+            *("model", "outcome"),
+            do="won: an engine hangs or is slower than it says, see `tollgate fleet status`. Many "
+            "withheld: all are busy; add replicas.",
+        )
+        self.moves = group.counter(
+            "fleet_moves",
+            "Requests that waited at an engine, and for which another one was predicted to be much "
+            "sooner: moved (it went there and had its first token), begun (its engine had begun it "
+            "by then, so it stayed), failed (the other one did not take it).",
+            *("model", "outcome"),
+            do="Some `moved` when an engine joins or comes back is as it should be. All the time: "
+            "engines are slower than they say, see `tollgate_fleet_prediction_error_seconds`.",
+        )
 
     def _make_cell_metrics(self, group: MetricGroup) -> None:
         self.cell_attempts = group.counter(

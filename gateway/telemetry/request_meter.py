@@ -14,7 +14,7 @@ from gateway.generation_events import CacheOutcome, MeteredUsage, RawBody, Repli
 from gateway.lanes import ServedRequest, Slo, SloOutcome, judge
 from gateway.telemetry.captured_content import CapturedContent
 from gateway.telemetry.engine_gauges import ResumeOutcome
-from gateway.telemetry.fleet_metrics import HedgeOutcome
+from gateway.telemetry.fleet_metrics import HedgeOutcome, MoveOutcome
 from gateway.telemetry.histograms import HistogramChild
 from gateway.telemetry.latency_counts import TokenGaps
 from gateway.telemetry.metrics import Telemetry
@@ -245,6 +245,10 @@ class RequestMeter:
     def went_to_cell(self, cell: str) -> None:
         """Count that it is asked of an engine that another cell lends."""
         self._telemetry.fleet.cell_attempts.labels(self._model, cell).inc()
+
+    def moved(self, outcome: MoveOutcome) -> None:
+        """Count what came of asking its engine, at which it waited, to give it back."""
+        self._telemetry.fleet.moves.labels(self._model, outcome).inc()
 
     def hedged(self, outcome: HedgeOutcome) -> None:
         """Count that its first token was late, and what came of asking another replica."""

@@ -51,7 +51,7 @@ work for its traces alone."""
 MAX_HEADS = 1024
 """How many heads of spans are kept encoded, of each kind: some 200 bytes each."""
 SCOPE = InstrumentationScope(names.TOLLGATE)
-NO_FAILURE = frozenset(("", "left", "asked", "overtaken", "moved"))
+NO_FAILURE = frozenset(("", "left", "asked", "overtaken", "moved", "taken_back"))
 """Outcomes of stages that are nobody's error: the client is gone, or answers first, or another
 replica does, or goes on."""
 NAMED_ELSEWHERE = frozenset(("tool_call", "mcp_request", "mcp_message"))

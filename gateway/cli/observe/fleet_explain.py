@@ -21,6 +21,7 @@ WHY = {
     "key": "the client's cache key leads there",
     "cell_down": "no engine of this cell was up, so one that another cell lends was asked",
     "cell_late": "this cell would have been late, and one that another cell lends is much sooner",
+    "moved": "it waited at another replica, and this one was predicted to be much sooner",
     "split": "one computes the prompt and says the first token, another one goes on",
 }
 FOUND = {
@@ -72,6 +73,9 @@ async def explain(gateway: Gateway, request_id: str, org: str | None, output: Ou
                 parts = f"prefill at {split['prefill']}, decode at {split['decode']}"
                 read = to_ms(1000 * split["transfer_s"])
                 click.echo(f"{printable(parts)}, {read} to read the KV")
+            if (moved := choice["moved"]) is not None:
+                left = to_ms(1000 * moved["left_s"])
+                click.echo(f"at {printable(moved['replica'])} it had {left} left")
         show(choice["candidates"], CANDIDATES, output)
 
 

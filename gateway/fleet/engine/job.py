@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from engine.errors import EngineUnavailable
+from engine.errors import EngineStepFailed, EngineUnavailable, GrammarExhausted
 from engine.protocol import EngineOutput, EngineRequest, ReplicaStatus, SamplingParams
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes
 from gateway.fleet.engine.model_format import RenderedPrompt
@@ -131,6 +131,13 @@ async def up_to_the_first(
                 continue
             yield msgspec.structs.replace(output, finish_reason=None, finished=False)
             raise FirstTokenSaid("the prompt is computed, and the first token said")
+
+
+def failure_of(last: EngineOutput) -> EngineStepFailed | GrammarExhausted:
+    """Return what ended a request amid its output."""
+    if last.error_code == GrammarExhausted.code:
+        return GrammarExhausted("grammar needs too much work amid the output", param="grammar")
+    return EngineStepFailed(f"the step failed: {last.error_code}")
 
 
 def check_token_ids(prompt: OutputOptions, vocab_size: int) -> None:

@@ -22,8 +22,8 @@ from engine.errors import (
     EngineOverloaded,
     EngineStepFailed,
     EngineUnavailable,
-    GrammarExhausted,
     InvalidRequest,
+    TakenBack,
 )
 from engine.prefix_digests import SPAN_BLOCKS, span_keys
 from engine.protocol import (
@@ -52,6 +52,7 @@ from gateway.fleet.engine.job import (
     Transcript,
     check_token_ids,
     ends_of,
+    failure_of,
     first_token_of,
     to_sampling,
     up_to_the_first,
@@ -79,6 +80,7 @@ from gateway.fleet.errors import (
     ReplicaOverloaded,
     ReplicaStepFailed,
     ReplicaUnavailable,
+    RequestTakenBack,
 )
 from gateway.fleet.kv_index import KvIndex
 from gateway.fleet.predicted_time import Prompt
@@ -107,7 +109,6 @@ delimiters take some 50 microseconds."""
 
 CHAT_NAMES = {"prompt_token_ids": "messages", "logprobs": "top_logprobs"}
 """The engine's fields that a client knows under another name."""
-
 
 TakeOutput = Callable[[EngineOutput], Literal["left", "taken", "enough"]]
 """Takes an output at once, as `Engine.generate` is given it."""
@@ -239,6 +240,9 @@ class EngineReplica:
     def may_repeat(self, prepared: PreparedRequest) -> bool:
         job = prepared.payload
         return isinstance(job, EngineJob) and not job.prefixes.breakpoints
+
+    def take_back(self, attempt_id: str) -> None:
+        self._client.take_back(attempt_id)
 
     def leave(self, attempt_id: str) -> None:
         self._client.leave(attempt_id)
@@ -394,7 +398,7 @@ class EngineReplica:
                     yield event
                     if generation.over and not was_over and not event.finished:
                         await self._client.abort(attempt_id)
-        except (InvalidRequest, EngineOverloaded, DeadlineExceeded) as error:
+        except (InvalidRequest, EngineOverloaded, DeadlineExceeded, TakenBack) as error:
             raise self._to_refusal(error, job) from error
         except (EngineUnavailable, EngineStepFailed) as error:
             if not generation.over and begun:
@@ -553,11 +557,15 @@ class EngineReplica:
         )
 
     def _to_refusal(
-        self, error: InvalidRequest | EngineOverloaded | DeadlineExceeded, job: EngineJob
+        self,
+        error: InvalidRequest | EngineOverloaded | DeadlineExceeded | TakenBack,
+        job: EngineJob,
     ) -> BadField | FleetError:
         match error:
             case DeadlineExceeded():
                 return NoSlot(f"{self.name}: {error.message}")
+            case TakenBack():
+                return RequestTakenBack(f"{self.name}: {error.message}")
             case EngineOverloaded():
                 return ReplicaOverloaded(f"{self.name}: {error.message}")
             case ContextLengthExceeded():
@@ -620,13 +628,6 @@ def rest_of(
         begun_by=identity,
     )
     return msgspec.structs.replace(prepared, payload=rest, prefill_only=False)
-
-
-def failure_of(last: EngineOutput) -> EngineStepFailed | GrammarExhausted:
-    """Return what ended a request amid its output."""
-    if last.error_code == GrammarExhausted.code:
-        return GrammarExhausted("grammar needs too much work amid the output", param="grammar")
-    return EngineStepFailed(f"the step failed: {last.error_code}")
 
 
 def with_outcome(

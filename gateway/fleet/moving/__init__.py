@@ -1,0 +1,1 @@
+"""Moves requests that wait at one engine, and of which nothing has run, to another one."""
