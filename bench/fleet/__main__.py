@@ -4,6 +4,7 @@
     hot        how even replicas work where all prompts have one beginning
     paced      the same with agents that never wait for each other
     roles      where engines that compute prompts for others serve more than engines that do both
+    moves      what it brings that requests which wait move, where an engine joins, is slow or hangs
     overload   what is refused, and what is served in time, where more comes than can be computed
     index      what it costs to find who has a prompt cached, and how late that is known
     live       the hit rate of several real engines against that of one with as much cache
@@ -30,6 +31,7 @@ COMMANDS = {
     "hot": "bench.fleet.spread",
     "paced": "bench.fleet.spread",
     "overload": "bench.fleet.overload",
+    "moves": "bench.fleet.moves.moves",
     "roles": "bench.fleet.pools.roles",
     "choice": "bench.fleet.choice",
     "planner": "bench.fleet.planner.planner",

@@ -66,7 +66,7 @@ class PredictedTime:
         self.note(prompt, view.price.idle_seconds(prompt.missing), is_late=is_late)
         if is_late:
             return None
-        view.send(prompt, "interactive")
+        fate.place = view.send(prompt, "interactive")
         fate.predicted_s = found.predicted_s
         self._raw[id(fate)] = found.predicted_s / factor
         return self.serving[choice.order[0]]

@@ -51,7 +51,7 @@ class FleetSetup(msgspec.Struct, frozen=True, kw_only=True):
     other."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestFate:
     """The outcome of a request."""
 
@@ -66,6 +66,8 @@ class RequestFate:
     first_s: float = math.inf
     last_s: float = math.inf
     predicted_s: float | None = None
+    place: float = 0.0
+    """Its place in the queue, as `EngineView.send` returned it."""
     computed: int = 0
     moves: bool = False
     """Its prompt is computed by one replica, and another one goes on."""
@@ -186,6 +188,8 @@ class SimulatedReplica:
 
     def __init__(self, number: int, setup: FleetSetup, router: Router) -> None:
         self.number, self.now_s = number, 0.0
+        self.times_slower = 1.0
+        """Its steps take so many times as long as it says."""
         self.work_s = 0.0
         """Seconds of its steps beyond the fixed part of each."""
         self.num_generated = 0
@@ -223,9 +227,7 @@ class SimulatedReplica:
             self.now_s = max(self.now_s, fate.came_s)
         fate.num_found = fate.computed or self._find(fate) * BLOCK_TOKENS
         self._waiting.append(fate)
-        missing = fate.asked.input_length - fate.num_found
-        self._waiting_tokens += missing
-        self._waiting_pairs += missing * (fate.num_found + missing / 2)
+        self._count(fate, 1)
 
     def run(self, until_s: float) -> None:
         """Run all steps that begin before then."""
@@ -239,6 +241,20 @@ class SimulatedReplica:
             if not self.is_busy:
                 self._say_status(at_once=True)
 
+    def give_back(self, fate: RequestFate) -> bool:
+        """Take a request out of the queue, and tell whether it was there."""
+        if fate not in self._waiting:
+            return False
+        self._waiting.remove(fate)
+        self._count(fate, -1)
+        return True
+
+    def _count(self, fate: RequestFate, sign: int) -> None:
+        """Count a request that begins or ceases to wait."""
+        missing = fate.asked.input_length - fate.num_found
+        self._waiting_tokens += sign * missing
+        self._waiting_pairs += sign * missing * (fate.num_found + missing / 2)
+
     def _start_waiting(self) -> None:
         while self._waiting:
             fate = self._waiting[0]
@@ -249,9 +265,7 @@ class SimulatedReplica:
             if sum(each.asked.input_length - each.computed for each in self._prompts) >= budget:
                 return
             self._waiting.popleft()
-            missing = fate.asked.input_length - fate.num_found
-            self._waiting_tokens -= missing
-            self._waiting_pairs -= missing * (fate.num_found + missing / 2)
+            self._count(fate, -1)
             self.cache.start(fate, found)
             if not fate.computed:
                 fate.cached = fate.computed = found * BLOCK_TOKENS
@@ -317,7 +331,7 @@ class SimulatedReplica:
 
     def _advance(self, seconds: float, steps: int) -> None:
         """Let time pass in which each that decodes says so many tokens."""
-        self.now_s += seconds
+        self.now_s += self.times_slower * seconds
         self.work_s += seconds - steps * self._cost.step_s
         self._num_steps += steps
         self._context += steps * len(self._ends)

@@ -1,0 +1,1 @@
+"""Shows what it brings that requests which wait at one engine move to another one."""
