@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal
 
+from prometheus_client import Counter
+
 from engine.protocol import Lane
 from gateway.telemetry.metric_group import MetricGroup
 from gateway.telemetry.pool_gauges import PoolGauges
@@ -20,7 +22,7 @@ MAX_CHILDREN = 1024
 
 class FleetMetrics:
     def __init__(self, group: MetricGroup) -> None:
-        fleet_routes = group.counter(
+        self._fleet_routes = group.counter(
             "fleet_routes",
             "Requests of models with several engines by why theirs was chosen: cached (the "
             "soonest, with more of the prompt cached than another), least_work (the soonest), "
@@ -73,9 +75,15 @@ class FleetMetrics:
         self._make_retry_metrics(group)
         self.pools = PoolGauges(group)
         self._make_cell_metrics(group)
-        self.routes_of = lru_cache(MAX_CHILDREN)(fleet_routes.labels)
+        self.routes_of = lru_cache(MAX_CHILDREN)(self._route_counter)
         self.prediction_errors_of = lru_cache(MAX_CHILDREN)(prediction_errors.labels)
         self.status_ages_of = lru_cache(MAX_CHILDREN)(status_ages.labels)
+
+    def _route_counter(self, model: str, reason: str) -> Counter:
+        """Make the counter of a model's routes for a reason. Its requests have engines among which
+        they may move: there is a count of that from now on, which is 0."""
+        self.moves.labels(model, "moved")
+        return self._fleet_routes.labels(model, reason)
 
     def _make_rollout_metrics(self, group: MetricGroup) -> None:
         self._rollout_shares = group.gauge(

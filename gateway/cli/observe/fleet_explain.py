@@ -73,7 +73,7 @@ async def explain(gateway: Gateway, request_id: str, org: str | None, output: Ou
                 parts = f"prefill at {split['prefill']}, decode at {split['decode']}"
                 read = to_ms(1000 * split["transfer_s"])
                 click.echo(f"{printable(parts)}, {read} to read the KV")
-            if (moved := choice["moved"]) is not None:
+            if (moved := choice.get("moved")) is not None:
                 left = to_ms(1000 * moved["left_s"])
                 click.echo(f"at {printable(moved['replica'])} it had {left} left")
         show(choice["candidates"], CANDIDATES, output)
