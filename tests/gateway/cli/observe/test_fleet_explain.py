@@ -83,6 +83,15 @@ def test_it_names_the_replicas_that_share_a_prompt() -> None:
     assert "prefill at 1, decode at 0, 4.0 ms to read the KV" in said
 
 
+def test_it_says_where_a_request_waited_that_moved() -> None:
+    with serving() as gateway:
+        moved = {**ROUTING[0], "reason": "moved", "moved": {"replica": "0", "left_s": 4.2}}
+        gateway.on("GET", PATH, whole(routing=[*ROUTING, moved]))
+        said = gateway.run("fleet", "explain", ID).output.splitlines()
+    assert any(line.startswith("moved: it waited at another replica") for line in said)
+    assert "at 0 it had 4.20 s left" in said
+
+
 def test_it_says_why_there_is_nothing_to_explain() -> None:
     refused = {**LOG, "status": 429}
     for fields, line in (
