@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+import msgspec
+
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineStepFailed
 from engine.kernels.cpu.compiling.compilers import compiling
@@ -77,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = _config(arguments)
         if joined is not None:
             _ask_to_join(joined, config, _role_of(arguments))
+            config = _met_by_certificate(config, joined)
         core = _load(config, startup)
         if arguments.explain:
             from engine.core.explanation import explain
@@ -155,6 +158,21 @@ def _entrance_to(home: TcpAddress, arguments: argparse.Namespace) -> JoinedEntra
         return JoinedEntrance(home, identity, engine, arguments.joined_file)
     except OSError as error:
         raise ConfigError(f"--joined-file {arguments.joined_file}: {error.strerror}") from None
+
+
+def _met_by_certificate(config: EngineConfig, joined: JoinedEntrance) -> EngineConfig:
+    """Let engines of other machines read by the certificates of their joins: over TLS, unless they
+    are to come in the clear, and where all addresses are asked for at the one that the home sees.
+    """
+    if config.peer_listen is None or config.insecure or is_local(config.peer_listen):
+        return config
+    address = parse_address(config.peer_listen)
+    assert isinstance(address, TcpAddress)
+    if address.host in ("0.0.0.0", "::"):
+        address = TcpAddress(joined.own_host(), address.port)
+    return msgspec.structs.replace(
+        config, peer_listen=str(address), peer_identity=joined.identity_path
+    )
 
 
 def _role_of(arguments: argparse.Namespace) -> EngineRole:
@@ -449,13 +467,14 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
     add(
         "--peer-listen",
         metavar="ADDRESS",
-        help="where other engines of this model read KV blocks; unset: they cannot",
+        help="where other engines of this model read KV blocks; unset: they cannot. With --join "
+        "those that joined meet over tcp: by their certificates; tcp:0.0.0.0:0 is any free port",
     )
     add(
         "--peer-token-file",
         type=Path,
         metavar="FILE",
-        help="what engines show each other before they read; needed for tcp:",
+        help="what engines show each other before they read; needed for tcp: without --join",
     )
     add(
         "--kv-key-file",

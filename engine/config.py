@@ -34,6 +34,9 @@ class EngineConfig(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     """The address where other engines read KV blocks (`engine.transfer`); None: they cannot."""
     peer_token_file: Path | None = None
     """A file with the token that these show, and are shown; None: anyone who can connect may."""
+    peer_identity: Path | None = None
+    """The key and certificate of an engine that joined, by which others that joined meet it over
+    TCP, with TLS and in place of a token; None: in the clear."""
     kv_key_file: Path | None = None
     """At least 32 random bytes, which the key of `kv_disk_encrypted` is derived from. It is read
     once: a gateway gives its engines a pipe."""

@@ -26,6 +26,7 @@ from engine.protocol import PeerStatus
 from engine.runner.memory.kv_blocks import KVBlockCopier
 from engine.scheduling.prefix_loader import PrefixLoader
 from engine.tiers.sources import Signal
+from engine.transfer.peer_tls import PeerTls
 from engine.transfer.peers import PeerSource
 from engine.transfer.serving import BlockServer
 from engine.transfer.shared_pool import GENERATION_BYTES, SharedPool, num_same
@@ -42,7 +43,7 @@ def check_peers(config: EngineConfig) -> None:
     address = parse_address(config.peer_listen)
     if not config.prefix_caching:
         raise ConfigError("peer_listen is set, but no prefix is cached without prefix_caching")
-    if isinstance(address, TcpAddress):
+    if isinstance(address, TcpAddress) and config.peer_identity is None:
         if config.peer_token_file is None:
             raise ConfigError(
                 f"peer_listen {config.peer_listen}: who reads KV over TCP has to show a token, "
@@ -86,6 +87,8 @@ class SharedBlocks:
         self._block_bytes, self._token = sum(part_bytes), read_token(config)
         self._layout = _layout(resolved, config.peer_listen, self._block_bytes)
         self._host = this_host() if is_local(config.peer_listen) else ""
+        identity = config.peer_identity
+        self._tls = None if identity is None else PeerTls(identity)
         self.peers = PeerSource(
             engine_id=engine_id,
             layout=self._layout,
@@ -93,6 +96,7 @@ class SharedBlocks:
             token=self._token,
             signal=Signal(),
             insecure=config.insecure,
+            tls=self._tls,
         )
         if resolved.device == "cpu":
             try:
@@ -133,6 +137,7 @@ class SharedBlocks:
             num_blocks=self._resolved.num_blocks,
             token=self._token,
             pool=self.pool,
+            tls=self._tls,
         )
         log.info("other engines read KV blocks on %s", self._server.address)
 

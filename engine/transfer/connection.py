@@ -30,8 +30,9 @@ from engine.transfer.messages import (
     Welcome,
     connect,
 )
+from engine.transfer.peer_tls import PeerTls
 from engine.transfer.shared_pool import MappedPool, PoolShape, map_pool
-from engine.transport.frames import parse_address
+from engine.transport.frames import TcpAddress, parse_address
 
 
 class PeerConnection:
@@ -39,11 +40,26 @@ class PeerConnection:
     used no more; whoever made it closes it."""
 
     def __init__(
-        self, address: str, *, token: str, layout: bytes, block_bytes: int, timeout_s: float
+        self,
+        address: str,
+        *,
+        token: str,
+        layout: bytes,
+        block_bytes: int,
+        timeout_s: float,
+        tls: PeerTls | None = None,
     ) -> None:
         """token, layout: as in `Hello`. block_bytes: of this engine's own blocks. timeout_s: for
-        each call."""
-        self._channel: Channel[Answer] = Channel(connect(parse_address(address), timeout_s), Answer)
+        each call. tls: for an address over TCP."""
+        there = parse_address(address)
+        sock = connect(there, timeout_s)
+        if tls is not None and isinstance(there, TcpAddress):
+            try:
+                sock = tls.connect(sock)
+            except BaseException:
+                sock.close()
+                raise
+        self._channel: Channel[Answer] = Channel(sock, Answer)
         self._pool: MappedPool | None = None
         try:
             self._welcome = self._greet(Hello(token=token, layout=layout), block_bytes)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import ssl
 import struct
 from typing import Any, Generic, TypeVar
 
@@ -133,6 +134,8 @@ class Channel(Generic[Message]):
 
     def receive_with_file(self) -> tuple[Message | None, int | None]:
         """As `receive`, with the file that came with it; the caller closes that."""
+        if isinstance(self.sock, ssl.SSLSocket):
+            return self.receive(), None
         first, fds, _, _ = socket.recv_fds(self.sock, _LENGTH.size, 1)
         fd = fds[0] if fds else None
         try:

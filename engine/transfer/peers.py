@@ -27,6 +27,7 @@ from engine.tiers.policy import LearntReads, ReadCosts
 from engine.tiers.sources import Arrival, Signal
 from engine.transfer.connection import PeerConnection
 from engine.transfer.messages import BlocksHeld
+from engine.transfer.peer_tls import PeerTls
 from engine.transport.entrance import is_local
 
 log = logging.getLogger(__name__)
@@ -119,11 +120,12 @@ class PeerSource:
         token: str,
         signal: Signal,
         insecure: bool = False,
+        tls: PeerTls | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """engine_id: of this engine, which is never asked. layout, token: as in `Hello`. signal:
         told whenever something came, or no more will. insecure: whether the token may be shown to
-        other machines, in the clear."""
+        other machines, in the clear. tls: by which other machines are met."""
         self.record_bytes = block_bytes
         self.num_stale = 0
         """Reads that ended at a block which was given up meanwhile, since the start."""
@@ -132,7 +134,7 @@ class PeerSource:
         self.num_bytes = {"memory": 0, "socket": 0}
         """The bytes that came, by the way."""
         self._engine_id, self._layout, self._token = engine_id, layout, token
-        self.signal, self._insecure, self._clock = signal, insecure, clock
+        self.signal, self._insecure, self._tls, self._clock = signal, insecure, tls, clock
         self._learnt = LearntReads(FIRST_COSTS, clock)
         self._hints: dict[bytes, tuple[_Hint, int]] = {}
         """By each digest that somebody waits for: the newest one, and its place there."""
@@ -211,7 +213,7 @@ class PeerSource:
 
     def connect(self, address: str) -> PeerConnection:
         """Raises OSError, ProtocolError."""
-        if not (self._insecure or is_local(address)):
+        if not (self._tls or self._insecure or is_local(address)):
             raise ProtocolError("it is on another machine, and the token is not shown in the clear")
         return PeerConnection(
             address,
@@ -219,6 +221,7 @@ class PeerSource:
             layout=self._layout,
             block_bytes=self.record_bytes,
             timeout_s=TIMEOUT_S,
+            tls=self._tls,
         )
 
     def bring(self, reading: PeerRead, peer: PeerConnection) -> None:

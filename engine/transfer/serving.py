@@ -34,6 +34,7 @@ from engine.transfer.messages import (
     ReleaseBlocks,
     Welcome,
 )
+from engine.transfer.peer_tls import PeerTls
 from engine.transfer.shared_pool import BlockReader, SharedPool
 from engine.transport.entrance import bind_unix, socket_file
 from engine.transport.frames import TcpAddress, UnixAddress, parse_address
@@ -69,15 +70,17 @@ class BlockServer:
         token: str = "",
         pool: SharedPool | None = None,
         offers_memory: bool = True,
+        tls: PeerTls | None = None,
     ) -> None:
         """Raises ConfigError when the address cannot be bound. reader: of the pool. layout: as in
         `Hello`. token: to be shown by all who connect. pool: None: it cannot be mapped.
-        offers_memory: False: it is not to be, though it can."""
+        offers_memory: False: it is not to be, though it can. tls: of who comes over TCP."""
         self._holds, self._reader = holds, reader
         self._engine_id, self._layout, self._token = engine_id, layout, token
         self._block_bytes, self._num_blocks = block_bytes, num_blocks
         self._max_read = max(1, MAX_READ_BYTES // block_bytes)
         self._asked = parse_address(address)
+        self._tls = tls if isinstance(self._asked, TcpAddress) else None
         self._pool = pool if isinstance(self._asked, UnixAddress) and offers_memory else None
         self._listener = self._bind(address)
         self.address = self._bound_address()
@@ -147,6 +150,8 @@ class BlockServer:
         borrower = _Borrower()
         try:
             channel.sock.settimeout(HELLO_TIMEOUT_S)
+            if self._tls is not None:
+                channel.sock = self._tls.accept(channel.sock)
             if self._greet(channel):
                 channel.sock.settimeout(IDLE_TIMEOUT_S)
                 while (question := channel.receive()) is not None:

@@ -26,6 +26,8 @@ JOIN_VERSION = 1
 HOME_NAME = "home.tollgate"
 """The name in the certificate of every home: an engine knows it by who signed that, not by where it
 is."""
+ENGINE_NAME = "engine.tollgate"
+"""The name in the certificate of every engine that joined, by which others that did know it."""
 BEAT_S = 5.0
 """How often each side of an introduced connection is heard of at least."""
 SILENT_S = 20.0

@@ -105,6 +105,19 @@ class JoinedEntrance:
     def identity_path(self) -> Path:
         return self._identity.path
 
+    def own_host(self) -> str:
+        """Return the address of this machine on the way to the home. Raises: ConfigError."""
+        try:
+            found = socket.getaddrinfo(self.home.host, self.home.port, type=socket.SOCK_DGRAM)
+            family, kind, number, _, address = found[0]
+            with socket.socket(family, kind, number) as way:
+                way.connect(address)  # sends nothing
+                return str(way.getsockname()[0])
+        except OSError as error:
+            raise ConfigError(
+                f"--peer-listen: no way to {self.home}, so say an address of this machine: {error}"
+            ) from None
+
     async def ask(self) -> None:
         """Ask whether the home would take this engine, and get a certificate where there is none.
         Raises: ConfigError, if it never will; nothing if it cannot be reached now."""

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from engine.transport.join_messages import HOME_NAME
+from engine.transport.join_messages import ENGINE_NAME, HOME_NAME
 
 AUTHORITY_LIFE = timedelta(days=3650)
 ENGINE_LIFE = timedelta(days=90)
@@ -85,7 +85,12 @@ class JoinAuthority:
             raise BadRequest(f"no certificate request: {error}") from None
         begin = datetime.now(UTC) - SKEW
         builder = _builder("engine", key, begin, begin + SKEW + ENGINE_LIFE)
-        made = self._signed(builder, ExtendedKeyUsageOID.CLIENT_AUTH)
+        name = x509.SubjectAlternativeName([x509.DNSName(ENGINE_NAME)])
+        made = self._signed(
+            builder.add_extension(name, critical=False),
+            ExtendedKeyUsageOID.CLIENT_AUTH,
+            ExtendedKeyUsageOID.SERVER_AUTH,  # for other engines that joined, which read of it
+        )
         return SignedCertificate(
             pem=made.public_bytes(_PEM),
             serial=f"{made.serial_number:x}",
@@ -120,13 +125,13 @@ class JoinAuthority:
         _write(self._own, self._key, self._certificate)
 
     def _signed(
-        self, builder: x509.CertificateBuilder, purpose: x509.ObjectIdentifier
+        self, builder: x509.CertificateBuilder, *purposes: x509.ObjectIdentifier
     ) -> x509.Certificate:
         known_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         return (
             builder.issuer_name(self._certificate.subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(purposes), critical=True)
             .add_extension(known_by, critical=False)
             .sign(self._key, hashes.SHA256())
         )

@@ -14,6 +14,9 @@ from gateway.settings.file import SettingsError
 from gateway.settings.load import Settings
 from gateway.settings.models import PACKAGE_ROOT, ModelConfig
 
+ANY_PORT = "--peer-listen", "tcp:0.0.0.0:0"
+"""Lets engines of other nodes read what one of a role has computed."""
+
 
 class LaunchedModel(msgspec.Struct, frozen=True, kw_only=True):
     """The engines of one model, of one role. `arguments`: of each, but for what its join needs."""
@@ -51,7 +54,7 @@ class LaunchedModel(msgspec.Struct, frozen=True, kw_only=True):
             arguments=(
                 *("--model", _model_there(model), "--served-name", model.name),
                 *_state_there(model),
-                *(() if role == "both" else ("--role", role)),
+                *(() if role == "both" else ("--role", role, *ANY_PORT)),
                 *("--log-level", settings.log_level, "--log-format", settings.logs.format),
                 *options.to_flags(),
                 *(f"--adapter={adapter.name}={adapter.path}" for adapter in model.adapters),

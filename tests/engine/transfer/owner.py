@@ -18,6 +18,7 @@ from engine.kv_cache.prefix_cache import PrefixCache
 from engine.protocol import SamplingParams
 from engine.sequence import Sequence
 from engine.transfer.connection import PeerConnection
+from engine.transfer.peer_tls import PeerTls
 from engine.transfer.serving import BlockServer
 from engine.transfer.shared_pool import SharedPool
 
@@ -77,9 +78,13 @@ class Owner:
         cache.release(seq)
         return digests
 
-    def serve(self, *, offers_memory: bool = True, token: str = "") -> BlockServer:
+    def serve(
+        self, *, offers_memory: bool = True, token: str = "", tls: PeerTls | None = None
+    ) -> BlockServer:
+        """`tls`: it serves over TCP."""
+        here = f"unix:{self._folder}/kv-{next(_numbers)}.sock"
         server = BlockServer(
-            f"unix:{self._folder}/kv-{next(_numbers)}.sock",
+            here if tls is None else "tcp:127.0.0.1:0",
             self.holds,
             self.pool,
             engine_id="owner",
@@ -89,6 +94,7 @@ class Owner:
             token=token,
             pool=self.pool,
             offers_memory=offers_memory,
+            tls=tls,
         )
         self._servers.append(server)
         return server
@@ -109,8 +115,13 @@ class Owner:
 
 
 def connect(
-    address: str, *, token: str = "", layout: bytes = LAYOUT, timeout_s: float = 30.0
+    address: str,
+    *,
+    token: str = "",
+    layout: bytes = LAYOUT,
+    timeout_s: float = 30.0,
+    tls: PeerTls | None = None,
 ) -> PeerConnection:
     return PeerConnection(
-        address, token=token, layout=layout, block_bytes=BLOCK_BYTES, timeout_s=timeout_s
+        address, token=token, layout=layout, block_bytes=BLOCK_BYTES, timeout_s=timeout_s, tls=tls
     )

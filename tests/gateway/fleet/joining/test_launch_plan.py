@@ -73,6 +73,7 @@ def test_each_role_is_a_pool_of_its_own(tmp_path: Path) -> None:
     for each in plan.models:
         assert each.name == "penny", "the model that tokens are for"
         assert each.arguments[each.arguments.index("--role") + 1] == each.role
+        assert "--peer-listen" in each.arguments, "engines of other nodes read of it"
 
 
 @pytest.mark.parametrize("ray", [None, "auto"])
