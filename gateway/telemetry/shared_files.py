@@ -34,6 +34,9 @@ MAX_KEYS = 65_536
 NUMBER = struct.Struct("dd")
 """A value, and when a gauge of the mode "mostrecent" was set, in Unix seconds."""
 
+SeriesId = tuple[str, str, tuple[tuple[str, str], ...]]
+"""The name of a metric and of its series, and the labels."""
+
 
 class SharedValue:
     """The number of one series, as prometheus-client's metrics ask for it (`values.ValueClass`).
@@ -118,9 +121,11 @@ def reserve(path: Path, size: int) -> None:
 
 def gather(shared_folder: Path) -> Iterator[Metric]:
     """Yield the counters and gauges of all workers. A counter keeps what processes counted that are
-    gone; of a gauge each mode says how the values of those that live become one."""
-    numbers: dict[str, tuple[str, float, float]] = {}
-    """Kind, value and timestamp, by the key as it is written."""
+    gone, also of another version of the program, which may say otherwise what it counts; of a gauge
+    each mode says how the values of those that live become one."""
+    numbers: dict[SeriesId, tuple[str, float, float]] = {}
+    """Kind, value and timestamp."""
+    texts: dict[str, str] = {}
     for path in sorted(shared_folder.glob("*.db")):
         kind, _, mode = path.stem.rpartition("_")[0].partition("_")
         try:
@@ -128,15 +133,14 @@ def gather(shared_folder: Path) -> Iterator[Metric]:
         except FileNotFoundError:
             continue  # of a gauge whose process has just ended
         for key, value, timestamp, _ in found:
-            known = numbers.get(key)
-            one = (kind, value, timestamp)
-            numbers[key] = one if known is None else _joined(mode, known, one)
+            series, texts[series[0]] = _parsed(key)
+            known, one = numbers.get(series), (kind, value, timestamp)
+            numbers[series] = one if known is None else _joined(mode, known, one)
     metrics: dict[str, Metric] = {}
-    for key, (kind, value, _) in numbers.items():
-        name, sample, labels, help_text = _parsed(key)
+    for (name, sample, labels), (kind, value, _) in numbers.items():
         if name not in metrics:
-            metrics[name] = Metric(name, help_text, kind)
-        metrics[name].samples.append(Sample(sample, labels, value))
+            metrics[name] = Metric(name, texts[name], kind)
+        metrics[name].samples.append(Sample(sample, dict(labels), value))
     yield from metrics.values()
 
 
@@ -155,7 +159,7 @@ def _joined(
 
 
 @lru_cache(MAX_KEYS)
-def _parsed(key: str) -> tuple[str, str, dict[str, str], str]:
-    """Return the name of a metric and of its series, the labels, and the help text."""
+def _parsed(key: str) -> tuple[SeriesId, str]:
+    """Return which series it is, and the help text."""
     metric, sample, labels, help_text = json.loads(key)
-    return metric, sample, labels, help_text
+    return (metric, sample, tuple(labels.items())), help_text

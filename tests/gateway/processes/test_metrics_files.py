@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from gateway.processes.supervisor import cut_metrics
 from gateway.telemetry.histograms import FILE_BYTES as HISTOGRAMS_BYTES
@@ -53,6 +54,17 @@ def test_no_file_of_metrics_is_sparse(tmp_path: Path) -> None:
     again = run_copy(ROOT, ("-c", COUNT, str(shared)), PROMETHEUS_MULTIPROC_DIR=str(shared))
     assert 'tollgate_requests_total{model="m",route="/x",status="200"} 2.0' in again.stdout
     assert 'tollgate_time_to_first_token_seconds_count{model="m"} 2.0' in again.stdout
+
+
+def test_a_series_is_one_where_another_version_said_otherwise_what_it_counts(
+    tmp_path: Path,
+) -> None:
+    for pid, help_text in enumerate(("as it was", "as it is")):
+        file = MmapedDict(str(tmp_path / f"counter_{pid}.db"))
+        file.write_value(mmap_key("m", "m_total", ["lane"], ["batch"], help_text), 2.0 + pid, 0.0)
+        file.close()
+    (metric,) = gather(tmp_path)
+    assert [(each.labels, each.value) for each in metric.samples] == [({"lane": "batch"}, 5.0)]
 
 
 def test_threads_count_without_a_lock_and_lose_nothing(tmp_path: Path) -> None:
