@@ -8,6 +8,8 @@ is decided is heard of as any change of versions is, by the worker that decided,
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable, Iterable
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -25,13 +27,20 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 REST_S = 300.0
 """Without a rollout nobody looks, until the versions are read anew."""
+ABSENT_S = 60.0
+"""A version is gone when the settings have not had it for so long: workers and homes take new
+settings up one after the other."""
 
 
 class RolloutLooks:
     """The looks of one worker. `db`: of a role that sees the installation's tables."""
 
-    def __init__(self, db: AsyncEngine, fleet: Fleet) -> None:
-        self._db, self._fleet = db, fleet
+    def __init__(
+        self, db: AsyncEngine, fleet: Fleet, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._db, self._fleet, self._clock = db, fleet, clock
+        self._absent_since: dict[str, float] = {}
+        """By the ids of rollouts whose new version does not stand in the settings."""
         self._looking = Periodic(
             "look at rollouts",
             lambda: LOOK_S if fleet.versions.shares else REST_S,
@@ -47,19 +56,30 @@ class RolloutLooks:
 
     async def look(self) -> None:
         """Raises: OSError, SQLAlchemyError."""
-        for share in self._fleet.versions.shares:
+        shares = self._fleet.versions.shares
+        self._note_absent(shares)
+        for share in shares:
             await self._look_at(share)
+
+    def _note_absent(self, shares: Iterable[RolloutShare]) -> None:
+        now = self._clock()
+        self._absent_since = {
+            share.rollout.id: self._absent_since.get(share.rollout.id, now)
+            for share in shares
+            if self._fleet.route_of(share.new_version.served_by) is None
+        }
 
     async def _look_at(self, share: RolloutShare) -> None:
         rollout, taken = share.rollout, share.tally.take()
         try:
-            if any(each.requests for each in taken):
+            if taken:
                 async with self._db.begin() as conn:
                     await add_outcomes(conn, rollout, taken)
         except BaseException:
             share.tally.give_back(taken)
             raise
-        is_served = self._fleet.route_of(share.new_version.served_by) is not None
+        now = self._clock()
+        is_served = now - self._absent_since.get(rollout.id, now) < ABSENT_S
         try:
             async with tenant(self._db, rollout.operator_org) as conn:
                 changed = await look_at(conn, rollout.id, is_served=is_served)

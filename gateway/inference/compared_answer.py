@@ -55,7 +55,7 @@ def is_refusal(head: str) -> bool:
 
 
 class ComparedAnswer:
-    """One generation that is compared. `compared`: where it is counted, and as which version's."""
+    """One generation that is compared. `compared`: where it is counted, and in which group."""
 
     def __init__(self, compared: ComparedRequest, call: GenerationCall) -> None:
         self._compared, self._call = compared, call
@@ -89,14 +89,14 @@ class ComparedAnswer:
     def end(self, failure: Exception | None, delivery: Delivery) -> None:
         """Count how it ended. What is neither the version's doing nor an answer is not counted: a
         refusal by limits, a request that cannot be served, and one whose client left before."""
-        tally, is_new, version = self._compared
+        tally, group, version = self._compared
         if delivery.version not in (None, version):
             return  # another version served it, since its own did not wake up
         if failure is not None:
             if isinstance(failure, FleetError) and not isinstance(failure, UpstreamRefused):
-                tally.add(Outcomes(requests=1, failed=1), is_new=is_new)
+                tally.add(Outcomes(requests=1, failed=1), group)
         elif self._first_at is not None or not delivery.abandoned:
-            tally.add(self._answered(was_left=delivery.abandoned), is_new=is_new)
+            tally.add(self._answered(was_left=delivery.abandoned), group)
 
     def _answered(self, *, was_left: bool) -> Outcomes:
         refused = self._refuses or self._finish == "content_filter"

@@ -5,28 +5,25 @@ worse: at most ALPHA of the rollouts of a version that is no worse are ever take
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
 import msgspec
 
 from gateway.registry.evidence import Count, Evidence, log_sum
+from gateway.registry.spread import spread_of_groups
 
 Regard = Literal["refused", "failed", "empty", "cut_off", "late"]
 REGARDS: tuple[Regard, ...] = get_args(Regard)
 WEIGHTS: Mapping[Regard, float] = {
-    "refused": 0.7,
-    "failed": 0.15,
-    "empty": 0.05,
-    "cut_off": 0.05,
-    "late": 0.05,
+    "refused": 0.8,
+    "failed": 0.1,
+    "empty": 0.03,
+    "cut_off": 0.03,
+    "late": 0.04,
 }
 """The part of ALPHA that each may use."""
-ALPHA = 0.005
-MOST_ALLOWED = 0.5
-PLAIN_ERRORS = 1.64
-"""Organizations plainly differ where their shares are so many standard errors apart: 1 in 20 pairs
-of equal ones is."""
+ALPHA = 0.0075
 
 
 class Outcomes(msgspec.Struct, kw_only=True):
@@ -58,40 +55,53 @@ class Outcomes(msgspec.Struct, kw_only=True):
             setattr(self, name, getattr(self, name) + getattr(more, name))
 
 
+def total(several: Iterable[Outcomes]) -> Outcomes:
+    found = Outcomes()
+    for each in several:
+        found.add(each)
+    return found
+
+
+def evidence_of(regard: Regard) -> Evidence:
+    return Evidence(goal=-math.log(ALPHA) - math.log(WEIGHTS[regard]))
+
+
 class Comparison(msgspec.Struct, kw_only=True):
     """The evidence in every regard, from the first look on."""
 
     evidence: dict[Regard, Evidence] = msgspec.field(
-        default_factory=lambda: {regard: Evidence() for regard in REGARDS}
+        default_factory=lambda: {regard: evidence_of(regard) for regard in REGARDS}
     )
 
-    @classmethod
-    def allowing(cls, new: Outcomes, old: Outcomes) -> Comparison:
-        """Return one that knows how the organizations of either version fared before, when the old
-        version served both."""
-        found = {
-            each: Evidence(allowance=allowance(new.count(each), old.count(each)))
-            for each in REGARDS
-        }
-        return cls(evidence=found)
+    def watch(self, new: Outcomes, old: Outcomes) -> None:
+        """Learn how those who get the new version fare beside the others, from what ended while
+        all had the old one."""
+        if new.requests and old.requests:
+            for regard, evidence in self.evidence.items():
+                evidence.watch(new.count(regard), old.count(regard))
+
+    def learn_spread(self, old: Iterable[Outcomes], concentration: float) -> None:
+        """Learn how unlike groups of organizations are, from how each fared with the old version.
+        `concentration`: of the requests that are compared in as few groups
+        (`gateway.registry.spread.concentration`)."""
+        groups = list(old)
+        for regard, evidence in self.evidence.items():
+            spread = spread_of_groups([each.count(regard) for each in groups])
+            evidence.spread = round(spread * math.sqrt(concentration), 3)
 
     def add(self, new: Outcomes, old: Outcomes) -> None:
         """Add what ended since the last look."""
         for regard, evidence in self.evidence.items():
             evidence.add(new.count(regard), old.count(regard))
 
+    def begin_step(self) -> None:
+        """Go on with other organizations."""
+        for evidence in self.evidence.values():
+            evidence.begin_step()
+
     def copy(self) -> Comparison:
         """Return one that goes on by itself."""
-        evidence = {
-            regard: msgspec.structs.replace(each, logs=list(each.logs))
-            for regard, each in self.evidence.items()
-        }
-        return Comparison(evidence=evidence)
-
-    def dilute(self, part: float) -> None:
-        """Allow less: those that were seen before are only `part` of the new version's now."""
-        for evidence in self.evidence.values():
-            evidence.allowance *= part
+        return Comparison(evidence={regard: each.copy() for regard, each in self.evidence.items()})
 
     @property
     def log(self) -> float:
@@ -101,7 +111,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     @property
     def part_of_proof(self) -> float:
         """Return the part of the evidence that takes a version back, 0 to 1."""
-        return min(1.0, math.exp(self.log) * ALPHA)
+        return min(1.0, math.exp(min(0.0, self.log + math.log(ALPHA))))
 
     @property
     def is_worse(self) -> bool:
@@ -111,19 +121,3 @@ class Comparison(msgspec.Struct, kw_only=True):
     def worst(self) -> Regard:
         """Return the regard with the most evidence."""
         return max(self.evidence, key=lambda it: math.log(WEIGHTS[it]) + self.evidence[it].log)
-
-
-def allowance(new: Count, old: Count) -> float:
-    """Return how much larger the share of some organizations is than that of others, and a standard
-    error more, where it plainly is; else 0."""
-    if not new.requests or not old.requests:
-        return 0.0
-    gap = new.share - old.share
-    error = math.hypot(standard_error(new), standard_error(old))
-    return min(gap + error, MOST_ALLOWED) if gap > PLAIN_ERRORS * error else 0.0
-
-
-def standard_error(count: Count) -> float:
-    """Return that of the share, which is not taken to be 0 or 1 where it was so of none or all."""
-    share = (count.so + 1) / (count.requests + 2)
-    return math.sqrt(share * (1 - share) / count.requests)

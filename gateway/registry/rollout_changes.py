@@ -5,7 +5,7 @@ every worker when it is committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +32,7 @@ from gateway.registry.rollout import (
     WATCHED,
     ModelRollout,
     RolloutProgress,
+    Seen,
     check_steps,
     look,
 )
@@ -45,8 +46,6 @@ TRY_LOCK = sa.text("SELECT pg_try_advisory_xact_lock(hashtextextended('model ver
 RECENT = timedelta(days=7)
 COUNTED = Outcomes.__struct_fields__
 SHOWN = ("model", "from_version", "to_version", "steps", "state", "step", "reason")
-Taken = tuple[Outcomes, Outcomes]
-"""How requests of the new and the old version ended."""
 
 
 async def get_rollout(conn: AsyncConnection, rollout_id: str) -> ModelRollout:
@@ -161,22 +160,19 @@ async def look_at(
     if not await conn.scalar(TRY_LOCK):
         return None
     before = await get_rollout(conn, rollout_id)
-    new, old = await counted(conn, before)
-    after = look(before, new, old, is_served=is_served)
+    after = look(before, await counted(conn, before), is_served=is_served)
     await store(conn, before, after, DECIDER)
     return before, after
 
 
-async def counted(conn: AsyncConnection, rollout: ModelRollout) -> tuple[Outcomes, Outcomes]:
-    """Return how requests of the new and the old version ended at the rollout's step."""
-    asked = sa.select(outcomes).where(
-        outcomes.c.rollout_id == rollout.id, outcomes.c.step == rollout.step
-    )
-    found = {
-        row.is_new: Outcomes(**{name: getattr(row, name) for name in COUNTED})
-        for row in await conn.execute(asked)
-    }
-    return found.get(True, Outcomes()), found.get(False, Outcomes())
+async def counted(conn: AsyncConnection, rollout: ModelRollout) -> Seen:
+    """Return how requests ended at the steps so far."""
+    asked = sa.select(outcomes).where(outcomes.c.rollout_id == rollout.id)
+    found: dict[int, dict[int, Outcomes]] = {}
+    for row in await conn.execute(asked):
+        ended = Outcomes(**{name: getattr(row, name) for name in COUNTED})
+        found.setdefault(row.step, {})[row.org_group] = ended
+    return found
 
 
 async def store(
@@ -214,19 +210,26 @@ async def store(
     )
 
 
-async def add_outcomes(conn: AsyncConnection, rollout: ModelRollout, taken: Taken) -> None:
-    """Add what ended in this process since it last did this."""
-    for is_new, found in zip((True, False), taken, strict=True):
-        if not found.requests:
-            continue
-        values = {name: getattr(found, name) for name in COUNTED}
-        added = insert(outcomes).values(
-            rollout_id=rollout.id, step=rollout.step, is_new=is_new, **values
-        )
-        sums = {name: outcomes.c[name] + added.excluded[name] for name in COUNTED}
-        await conn.execute(
-            added.on_conflict_do_update(index_elements=["rollout_id", "step", "is_new"], set_=sums)
-        )
+async def add_outcomes(
+    conn: AsyncConnection, rollout: ModelRollout, taken: Mapping[int, Outcomes]
+) -> None:
+    """Add what ended in this process, by group, since it last did this."""
+    if not taken:
+        return
+    rows = [  # in one order, so that two processes do not wait for each other
+        {
+            "rollout_id": rollout.id,
+            "step": rollout.step,
+            "org_group": group,
+            **msgspec.structs.asdict(ended),
+        }
+        for group, ended in sorted(taken.items())
+    ]
+    added = insert(outcomes).values(rows)
+    sums = {name: outcomes.c[name] + added.excluded[name] for name in COUNTED}
+    await conn.execute(
+        added.on_conflict_do_update(index_elements=["rollout_id", "step", "org_group"], set_=sums)
+    )
 
 
 def shown(rollout: ModelRollout) -> dict[str, Any]:

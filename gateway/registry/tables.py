@@ -56,7 +56,7 @@ outcomes = sa.Table(
     metadata,
     text("rollout_id", key=True),
     sa.Column("step", sa.Integer, primary_key=True),
-    sa.Column("is_new", sa.Boolean, primary_key=True),
+    sa.Column("org_group", sa.Integer, primary_key=True),
     *(
         sa.Column(name, sa.BigInteger, nullable=False)
         for name in ("requests", "refused", "failed", "empty", "cut_off", "late")

@@ -12,12 +12,12 @@ import msgspec
 
 from gateway.principal import Principal
 from gateway.registry.comparison import Outcomes
-from gateway.registry.rollout import ModelRollout, is_within
+from gateway.registry.rollout import ModelRollout, group_of
 
 PinScope = Literal["installation", "org", "project", "key"]
 PIN_SCOPES: tuple[PinScope, ...] = get_args(PinScope)
 MAX_KNOWN_ORGS = 100_000
-"""A process remembers of so many organizations whether they are in a rollout's share."""
+"""A process remembers of so many organizations in which group of a rollout they are."""
 INSTALLATION = ""
 """The scope `installation` has this id."""
 
@@ -56,32 +56,30 @@ class ChosenVersion(msgspec.Struct, frozen=True):
 
 
 class Tally:
-    """Counts how requests of the new and the old version end, until somebody takes the counts."""
+    """Counts how requests end, by the group of their organization, until the counts are taken."""
 
     def __init__(self) -> None:
-        self._new, self._old = Outcomes(), Outcomes()
+        self._ended: dict[int, Outcomes] = {}
 
-    def add(self, ended: Outcomes, *, is_new: bool) -> None:
-        (self._new if is_new else self._old).add(ended)
+    def add(self, ended: Outcomes, group: int) -> None:
+        self._ended.setdefault(group, Outcomes()).add(ended)
 
-    def take(self) -> tuple[Outcomes, Outcomes]:
-        """Return what was counted since the last time: of the new version, and of the old one."""
-        taken = self._new, self._old
-        self._new, self._old = Outcomes(), Outcomes()
+    def take(self) -> dict[int, Outcomes]:
+        """Return what was counted since the last time."""
+        taken, self._ended = self._ended, {}
         return taken
 
-    def give_back(self, taken: tuple[Outcomes, Outcomes]) -> None:
+    def give_back(self, taken: Mapping[int, Outcomes]) -> None:
         """Count again what was taken, and came nowhere."""
-        self._new.add(taken[0])
-        self._old.add(taken[1])
+        for group, ended in taken.items():
+            self.add(ended, group)
 
 
 class ComparedRequest(NamedTuple):
-    """Says that a request is compared: where it is counted, and as which version's."""
+    """Says that a request is compared: where it is counted, and in which group."""
 
     tally: Tally
-    is_new: bool
-    """It is of those who get the new version, or will get it first."""
+    group: int
     version: int
     """The version that serves it."""
 
@@ -95,36 +93,36 @@ class RolloutShare:
         self.old_version = versions[rollout.from_version]
         self.new_version = versions[rollout.to_version]
         self.tally = Tally()
-        self._is_compared: dict[str, bool] = {}
-        self._chosen = ChosenVersion(self.new_version, None) if rollout.percent else None
+        self._groups: dict[str, int] = {}
+        self._percent = rollout.percent
+        self._first_compared = rollout.new_groups.start
+        self._chosen = ChosenVersion(self.new_version, None)
 
     def choose(self, org_id: str) -> ChosenVersion | None:
         """Return the new version, for those who have it."""
-        return self._chosen if self._chosen is not None and self._is_within(org_id) else None
+        return self._chosen if self._percent and self._group_of(org_id) < self._percent else None
 
     def compared(self, org_id: str, served_by: str) -> ComparedRequest | None:
-        """Return how a request of an organization is compared; None: it is served by another
-        version than the rollout says, as while the new one is away."""
-        is_new = self._is_within(org_id)
-        serving = self.new_version if is_new and self._chosen is not None else self.old_version
-        if served_by != serving.served_by:
+        """Return how a request of an organization is compared; None: it came to the new version at
+        an earlier step, or is served by another version than the rollout says, as while the new one
+        is away."""
+        group = self._group_of(org_id)
+        serving = self.new_version if group < self._percent else self.old_version
+        if group < self._first_compared or served_by != serving.served_by:
             return None
-        return ComparedRequest(self.tally, is_new, serving.version)
+        return ComparedRequest(self.tally, group, serving.version)
 
     def go_on(self, before: RolloutShare) -> None:
         """Go on with the counts of the same step."""
         if (before.rollout.id, before.rollout.step) == (self.rollout.id, self.rollout.step):
             self.tally = before.tally
 
-    def _is_within(self, org_id: str) -> bool:
-        """Tell whether an organization is of those whose requests are compared with the others'."""
-        found = self._is_compared.get(org_id)
+    def _group_of(self, org_id: str) -> int:
+        found = self._groups.get(org_id)
         if found is None:
-            if len(self._is_compared) >= MAX_KNOWN_ORGS:
-                self._is_compared.clear()
-            rollout = self.rollout
-            found = is_within(org_id, rollout.id, rollout.compared_percent)
-            self._is_compared[org_id] = found
+            if len(self._groups) >= MAX_KNOWN_ORGS:
+                self._groups.clear()
+            found = self._groups[org_id] = group_of(org_id, self.rollout.id)
         return found
 
 

@@ -64,7 +64,7 @@ HOW = (
     click.option(
         "--watch",
         type=click.IntRange(0),
-        default=0,
+        default=500,
         show_default=True,
         help="Requests of the first organizations that are watched before the first step.",
     ),
@@ -104,9 +104,11 @@ async def start(gateway: Gateway, model: str, version: int, **how: Any) -> None:
     """
     body = {"model": model, "version": version, **how, "steps": list(how["steps"])}
     made = await gateway.send("POST", ROLLOUTS, body)
+    first = f"{made['steps'][0]}% of the organizations"
+    then = f"get it after {made['watch']} of their requests" if made["watch"] else "get it now"
     click.echo(
         f"Version {version} of {model} is on its way, from version {made['from_version']}:"
-        f" {made['share']}% of the organizations get it now."
+        f" {first} {then}."
     )
 
 

@@ -51,11 +51,11 @@ def counted(
     delivery: Delivery | None = None,
 ) -> Outcomes:
     tally = Tally()
-    answer = ComparedAnswer(ComparedRequest(tally, True, 2), call or Call())  # type: ignore[arg-type]
+    answer = ComparedAnswer(ComparedRequest(tally, 0, 2), call or Call())  # type: ignore[arg-type]
     for item in items:
         answer.received(ReplicaEvent(items=(item,), usage=MeteredUsage(output=5)))
     answer.end(failure, delivery or Delivery(60.0))
-    return tally.take()[0]
+    return tally.take().get(0, Outcomes())
 
 
 def chunk(content: str | None = None, reason: str | None = None, **delta: Any) -> RawChunk:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from gateway.registry.rollout import ModelRollout
+import msgspec
+
+from gateway.registry.comparison import Outcomes
+from gateway.registry.rollout import ModelRollout, Seen
 from gateway.registry.version_table import (
     INSTALLATION,
     ModelPin,
@@ -14,6 +18,7 @@ from gateway.registry.version_table import (
 )
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
+NOTHING: Mapping[int, Mapping[int, Outcomes]] = {}
 
 
 def versions_of(model: str, *others: str, pinned_to: str) -> VersionTable:
@@ -55,3 +60,22 @@ def rollout(**fields: Any) -> ModelRollout:
         "created_at": NOW,
     }
     return ModelRollout(**{**given, **fields})
+
+
+def seen(rollout: ModelRollout, new: Outcomes, old: Outcomes, before: Seen = NOTHING) -> Seen:
+    """Return what ended at a rollout's step, in all groups alike, beside what ended before."""
+    ended = {**divided(rollout.new_groups, new), **divided(rollout.old_groups, old)}
+    return {**before, rollout.step: ended}
+
+
+def divided(groups: Sequence[int], outcomes: Outcomes) -> dict[int, Outcomes]:
+    """Return parts of outcomes, as like each other as may be."""
+    return {
+        group: Outcomes(
+            **{
+                name: (at + 1) * count // len(groups) - at * count // len(groups)
+                for name, count in msgspec.structs.asdict(outcomes).items()
+            }
+        )
+        for at, group in enumerate(groups)
+    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,15 +13,17 @@ from gateway.registry import rollout as states
 from gateway.registry.comparison import Outcomes
 from gateway.registry.rollout import (
     ACTIVE,
-    ALL,
+    GROUPS,
     WATCHED,
     ModelRollout,
+    Seen,
     check_steps,
-    is_within,
+    group_of,
     look,
 )
 from gateway.tenancy.errors import Conflict, InvalidField
 from tests.budget import examples
+from tests.gateway.registry import made
 from tests.gateway.registry.made import rollout
 
 ORGS = [f"org_{number}" for number in range(400)]
@@ -39,6 +40,7 @@ class RolloutMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = rollout(steps=(5, 25, 100), watch=20, step=WATCHED)
         self.new, self.old = Outcomes(), Outcomes()
+        self.seen: Seen = {}
         self.holders: set[str] = set()
         self.state, self.step = self.now.state, self.now.step
 
@@ -54,18 +56,12 @@ class RolloutMachine(RuleBasedStateMachine):
         seen = (self.new.requests, self.old.requests)
         before = self.now
         needed = before.watch if before.step == WATCHED else before.least
-        self.now = look(
-            before,
-            msgspec.structs.replace(self.new),
-            msgspec.structs.replace(self.old),
-            is_served=served,
-        )
+        self.seen = made.seen(before, self.new, self.old, self.seen)
+        self.now = look(before, self.seen, is_served=served)
         if self.now.step != before.step or self.now.state == "completed" != before.state:
             assert min(seen) >= needed and before.state == "running" and served
             self.new, self.old = Outcomes(), Outcomes()
-        again = look(self.now, self.new, self.old)
-        if self.now.step == before.step:
-            assert again is self.now
+        assert look(self.now, self.seen) is self.now
 
     @rule(change=st.sampled_from([states.paused, states.resumed]))
     def an_operator_pauses_or_resumes(self, change: Callable[[ModelRollout], ModelRollout]) -> None:
@@ -97,7 +93,7 @@ class RolloutMachine(RuleBasedStateMachine):
 
     @invariant()
     def who_has_the_version_keeps_it(self) -> None:
-        holders = {org for org in ORGS if is_within(org, self.now.id, self.now.percent)}
+        holders = {org for org in ORGS if group_of(org, self.now.id) < self.now.percent}
         assert self.holders <= holders if self.now.is_active else not holders
         self.holders = holders
 
@@ -109,11 +105,10 @@ TestRolloutMachine = RolloutMachine.TestCase
 
 
 def test_a_share_is_of_the_organizations_and_another_one_of_each_rollout() -> None:
-    one = {org for org in ORGS if is_within(org, "mrol_1", 25)}
-    other = {org for org in ORGS if is_within(org, "mrol_2", 25)}
+    one = {org for org in ORGS if group_of(org, "mrol_1") < 25}
+    other = {org for org in ORGS if group_of(org, "mrol_2") < 25}
     assert 70 < len(one) < 130 and 5 < len(one & other) < 60
-    assert not any(is_within(org, "mrol_1", 0) for org in ORGS)
-    assert all(is_within(org, "mrol_1", ALL) for org in ORGS)
+    assert {group_of(org, "mrol_1") for org in ORGS} <= set(GROUPS)
 
 
 @pytest.mark.parametrize("steps", [(), (0,), (5, 5), (25, 5), (5, 101), (100,), tuple(range(21))])
@@ -127,7 +122,7 @@ def test_a_version_that_refuses_more_is_taken_back_also_while_it_is_paused() -> 
     for _ in range(60):
         new.add(ended(20, refused=2))
         old.add(ended(380))
-        now = look(now, msgspec.structs.replace(new), msgspec.structs.replace(old))
+        now = look(now, made.seen(now, new, old))
     assert (now.state, now.percent) == ("taken_back", 0)
     assert now.reason.startswith("refused 10.0% of ")
 
@@ -135,12 +130,12 @@ def test_a_version_that_refuses_more_is_taken_back_also_while_it_is_paused() -> 
 def test_the_last_share_stays_until_an_operator_completes_it() -> None:
     now = rollout(steps=(5,), least=10)
     for count in range(1, 6):
-        now = look(now, ended(100 * count), ended(1000 * count))
+        now = look(now, made.seen(now, ended(100 * count), ended(1000 * count)))
     assert (now.state, now.percent) == ("running", 5)
     assert states.completed(now).state == "completed"
 
 
 def test_one_version_alone_takes_no_step() -> None:
     now = rollout()
-    assert look(now, ended(1000, refused=900), Outcomes()) is now
-    assert look(now, Outcomes(), ended(1000)) is now
+    assert look(now, made.seen(now, ended(1000, refused=900), Outcomes())) is now
+    assert look(now, made.seen(now, Outcomes(), ended(1000))) is now

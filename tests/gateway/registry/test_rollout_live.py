@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.app.rollout_looks import RolloutLooks
+from gateway.app.rollout_looks import ABSENT_S, RolloutLooks
 from gateway.audit.log import COMMAND_LINE
 from gateway.audit.tables import entries
 from gateway.db import tenant
@@ -21,10 +21,17 @@ from gateway.lanes import Priority
 from gateway.principal import Plan
 from gateway.registry import rollout as states
 from gateway.registry.changes import add_version, read_table, remove_version, set_pin
+from gateway.registry.comparison import Outcomes
 from gateway.registry.evaluations import add_evaluation
-from gateway.registry.rollout import ModelRollout, is_within
-from gateway.registry.rollout_changes import change_rollout, get_rollout, start_rollout
-from gateway.tenancy.errors import Conflict, NotFound
+from gateway.registry.rollout import ModelRollout, group_of
+from gateway.registry.rollout_changes import (
+    add_outcomes,
+    change_rollout,
+    get_rollout,
+    look_at,
+    start_rollout,
+)
+from gateway.tenancy.errors import Conflict, InvalidField, NotFound
 from gateway.tenancy.orgs import create_org
 from tests.gateway.inference.test_generate import open_office
 from tests.gateway.office import Office, ScriptedReplica, read, usage
@@ -87,8 +94,8 @@ async def follow(db: AsyncEngine, fleet: Fleet) -> None:
 def some_orgs(rollout: ModelRollout) -> list[str]:
     """Return organizations of which a quarter is among the first."""
     named = [f"org_{number}" for number in range(200)]
-    new = [org for org in named if is_within(org, rollout.id, 25)][:2]
-    return new + [org for org in named if not is_within(org, rollout.id, 25)][:6]
+    new = [org for org in named if group_of(org, rollout.id) < 25][:2]
+    return new + [org for org in named if group_of(org, rollout.id) >= 25][:6]
 
 
 async def ask(office: Office, org: str) -> int | None:
@@ -151,6 +158,40 @@ async def test_it_grows_and_becomes_everybodys_where_it_is_no_worse(
     assert {await ask(office, org) for org in orgs} == {2}
 
 
+async def test_a_rollout_ends_also_where_there_are_as_many_pins_as_may_be(
+    system_db: AsyncEngine, operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout = await started(system_db, operator)
+    monkeypatch.setattr("gateway.registry.changes.MAX_PINS", 0)
+    async with tenant(system_db, operator) as conn:
+        pinned = {"operator_org": operator, "actor": COMMAND_LINE, "model": "m", "version": 2}
+        with pytest.raises(InvalidField, match="there may be 0 pins"):
+            await set_pin(conn, scope="org", scope_id=operator, **pinned)
+        ended = await change_rollout(conn, rollout.id, states.completed, actor=COMMAND_LINE)
+        assert ended.state == "completed"
+
+
+async def test_of_all_who_look_at_once_one_decides(system_db: AsyncEngine, operator: str) -> None:
+    rollout = await started(system_db, operator, steps=(25,))
+    async with system_db.begin() as conn:
+        await add_outcomes(conn, rollout, {3: Outcomes(requests=200, refused=80)})
+        await add_outcomes(conn, rollout, {80: Outcomes(requests=600)})
+        await add_outcomes(conn, rollout, {80: Outcomes(requests=200)})
+
+    async def decide() -> str | None:
+        async with tenant(system_db, operator) as conn:
+            found = await look_at(conn, rollout.id, is_served=True)
+        return None if found is None else found[0].state
+
+    states_before = await asyncio.gather(*(decide() for _ in range(4)))
+    assert states_before.count("running") == 1
+    async with tenant(system_db, operator) as conn:
+        asked = sa.select(entries.c.target).where(entries.c.action == "model_rollout.updated")
+        assert (await conn.scalars(asked)).all() == [rollout.id]
+        found = await get_rollout(conn, rollout.id)
+    assert found.reason == ("refused 40.0% of 200 requests; the version before 0.0% of 800")
+
+
 async def test_nobody_goes_without_an_answer_while_the_new_version_is_away(
     open_office: Any, system_db: AsyncEngine, operator: str
 ) -> None:
@@ -164,13 +205,18 @@ async def test_nobody_goes_without_an_answer_while_the_new_version_is_away(
     assert await ask(office, first) == 1
     await office.settled()
     [share] = fleet.versions.shares
-    assert share.tally.take()[0].requests == 0
+    assert not share.tally.take()
     fleet.replace(each for each in fleet.routes if each.model == "m")
     assert await ask(office, first) == 1
-    await RolloutLooks(system_db, fleet).look()
-    async with system_db.connect() as conn:
-        found = await get_rollout(conn, rollout.id)
-    assert (found.state, found.reason) == ("taken_back", "the version is not served any more")
+    now_s = [0.0]
+    looks, seen = RolloutLooks(system_db, fleet, clock=lambda: now_s[0]), []
+    for now_s[0] in (0.0, ABSENT_S - 1, ABSENT_S):
+        await looks.look()
+        async with system_db.connect() as conn:
+            found = await get_rollout(conn, rollout.id)
+        seen.append(found.state)
+    assert seen == ["running", "running", "taken_back"]
+    assert found.reason == "the version is not served any more"
 
 
 async def test_what_a_rollout_decides_is_changed_by_it_alone(

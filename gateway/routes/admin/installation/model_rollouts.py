@@ -30,11 +30,13 @@ from gateway.wire.shared.resource import view_of
 Percent = Annotated[int, Meta(ge=1, le=100)]
 STEPS: tuple[int, ...] = (5,)
 AT_LEAST = 500
+WATCH = 500
 
 
 class RolloutView(msgspec.Struct, frozen=True, kw_only=True):
     """`share`: the percentage of organizations that get the new version now. `new` and `old`: how
-    requests of either version ended at this step. `part_of_proof`: how much of the evidence there
+    requests ended at this step, of those who got the new version at it and of those who have the
+    old one. `part_of_proof`: how much of the evidence there
     is that takes it back, 0 to 1."""
 
     object: str = "model_rollout"
@@ -64,7 +66,7 @@ class NewRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     version: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     steps: Annotated[tuple[Percent, ...], Meta(min_length=1, max_length=MAX_STEPS)] = STEPS
     at_least: Annotated[int, Meta(ge=1, le=MOST_AT_LEAST)] = AT_LEAST
-    watch: Annotated[int, Meta(ge=0, le=MOST_AT_LEAST)] = 0
+    watch: Annotated[int, Meta(ge=0, le=MOST_AT_LEAST)] = WATCH
 
 
 def to_view(rollout: ModelRollout) -> RolloutView:

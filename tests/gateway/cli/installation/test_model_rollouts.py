@@ -21,6 +21,8 @@ def rollout(state: str, name: str) -> dict[str, Any]:
         "state": state,
         "reason": "",
         "share": 5,
+        "steps": [5, 100],
+        "watch": 500,
         "new": {"requests": 40},
         "old": {"requests": 800},
         "part_of_proof": 0.25,
@@ -43,13 +45,13 @@ def test_a_rollout_is_started_in_shares(gateway: FakeGateway) -> None:
     begun = gateway.run(
         *("models", "rollout", "start", "qwen", "--to", "2"), *("--share", "5%", "--share", "100")
     )
-    assert begun.output.endswith("from version 1: 5% of the organizations get it now.\n")
+    assert begun.output.endswith("5% of the organizations get it after 500 of their requests.\n")
     assert gateway.asked[-1][3] == {
         "model": "qwen",
         "version": 2,
         "steps": [5, 100],
         "at_least": 500,
-        "watch": 0,
+        "watch": 500,
     }
     refused = gateway.run("models", "rollout", "start", "qwen", "--to", "2", "--share", "0%")
     assert refused.exit_code == 2 and "is not a whole percentage" in refused.output
