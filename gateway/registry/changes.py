@@ -193,12 +193,13 @@ async def set_pin(
     await check_scope(conn, scope, scope_id)
     if scope == "installation":
         await check_none_active(conn, model, "scope")
-    if (await conn.scalar(sa.select(sa.func.count()).select_from(pins)) or 0) >= MAX_PINS:
-        raise InvalidField("model", f"there may be {MAX_PINS} pins")
     same = (pins.c.model == model, pins.c.scope == scope, pins.c.scope_id == scope_id)
     row = (await conn.execute(sa.select(pins).where(*same))).one_or_none()
     before = None if row is None else to_pin(row)
     wanted: sa.Update | sa.Insert
+    if before is None and scope != "installation":  # of those each model has one at most
+        if (await conn.scalar(sa.select(sa.func.count()).select_from(pins)) or 0) >= MAX_PINS:
+            raise InvalidField("model", f"there may be {MAX_PINS} pins")
     if before is None:
         values = {"id": f"mpin_{uuid7_hex()}", "model": model, "scope": scope}
         wanted = sa.insert(pins).values(**values, scope_id=scope_id, version=version)
