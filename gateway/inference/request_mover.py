@@ -7,6 +7,7 @@ knows whether anything of it has run, and whoever runs the request (`moving`) se
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import time
@@ -25,6 +26,8 @@ from gateway.fleet.replica import (
 from gateway.fleet.router import Fleet, Route, RoutedRequest
 from gateway.fleet.routing import Candidate, Choice, explain
 from gateway.lanes import Priority
+
+log = logging.getLogger(__name__)
 
 
 class MovableRequest:
@@ -97,9 +100,13 @@ class RequestMover:
         self._waiting.leave(waiting)
 
     def _heard(self, view: EngineView) -> None:
-        """Look for requests that wait at an engine which has said something."""
-        for waiting in self._waiting.look(view, self._least_s):
-            self._consider(waiting)
+        """Look for requests that wait at an engine which has said something. What goes wrong there
+        is no matter of its connection, which all of its requests share."""
+        try:
+            for waiting in self._waiting.look(view, self._least_s):
+                self._consider(waiting)
+        except Exception:
+            log.exception("cannot look where requests could move")
 
     def _least_s(self, waiting: Waiting) -> float:
         route = self._fleet.route_of(waiting.key.served_by)
