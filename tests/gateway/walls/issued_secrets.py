@@ -34,7 +34,7 @@ NO_SECRETS = {
     "cli.main.gateway": "names a spool",
     "mcp.service.wiring.open_approvals": "tells two requests apart; deciding takes a credential",
     "secret._fresh_key": "the installation's own, in a file of its own: no request reaches it",
-    "fleet.joining.relay._connect": "names a connection, of who has a certificate",
+    "fleet.joining.relay.connect": "names a connection, of who has a certificate",
     "processes.worker_set._start": "names a process",
     "tenancy.keys.keys.new_secret": "draws for its callers",
     "vault.envelope.seal": "a key that stands wrapped beside what it encrypts, and a nonce",
