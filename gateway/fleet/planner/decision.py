@@ -27,6 +27,9 @@ CLEAR_S = 20.0
 """Work that waits is to be done within so long, beside what comes."""
 MOST_KV_USED = 0.85
 """Beyond it requests wait for blocks."""
+PLANNED_LATE = 0.75
+"""The part of what an objective lets be late that is planned with. The rest is for what no plan
+foresees: what comes while replicas start."""
 LATE_FACTOR = 2.0
 """So many times the share that an objective lets be late, predicted late lately, asks for one
 more."""
@@ -151,7 +154,8 @@ def _reasons(seen: PoolObservation, bounds: PoolBounds) -> list[Reason]:
     """Return what is needed by each of the causes that say something; one at least."""
     load, most, late = seen.load, bounds.most, 1 - bounds.target
     found: list[Reason] = []
-    arrivals = replicas_needed(load, bounds.slo, bounds.target, most)
+    target = 1 - PLANNED_LATE * late
+    arrivals = replicas_needed(load, bounds.slo, target, most)
     if arrivals:
         share = late_share(load, bounds.slo, arrivals)
         text = (
@@ -160,7 +164,7 @@ def _reasons(seen: PoolObservation, bounds: PoolBounds) -> list[Reason]:
             f"{100 * share:.1f} % late with {arrivals}"
         )
         found.append(Reason("arrivals", arrivals, text))
-        roles = roles_needed(load, bounds.slo, bounds.target, arrivals - 1)
+        roles = roles_needed(load, bounds.slo, target, arrivals - 1)
         if roles is not None:
             prefill, decode = roles
             text = f"prefill = {prefill} and decode = {decode} are expected to do for what comes"

@@ -8,7 +8,14 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.fleet.planner.decision import Decision, PastNeed, PoolBounds, PoolObservation, decide
+from gateway.fleet.planner.decision import (
+    PLANNED_LATE,
+    Decision,
+    PastNeed,
+    PoolBounds,
+    PoolObservation,
+    decide,
+)
 from gateway.fleet.planner.sizing import (
     PoolLoad,
     PromptTransfer,
@@ -211,4 +218,4 @@ def test_roles_are_named_where_fewer_would_do_with_them() -> None:
         said = [each.text for each in decision.reasons if each.cause == "roles"]
         assert len(said) == is_named
         assert not said or "0.05 s to read 9000 tokens of a prompt, as learnt here" in said[0]
-        assert decision.wanted == replicas_needed(load, slo, 0.99, 32)
+        assert decision.wanted == replicas_needed(load, slo, 1 - PLANNED_LATE * 0.01, 32)
