@@ -148,7 +148,7 @@ def test_the_engine_against_static_batching() -> None:
     arguments = ("--models", "15M", "--measures", "prefill 512", "decode 8", "--turns", "1")
     said = run("bench.engine_cpu", *arguments, "--peers", "static_transformers", "--threads", "1")
     for measure in ("prefill 512", "decode 8"):
-        found = re.search(rf"{measure} +ours \d+ \(1.00\) +\S.* \d+ \([0-9.]+\)", said)
+        found = re.search(rf"{measure} +ours \d+ \(1.00; \d+%\) +\S.* \d+ \([0-9.]+; \d+%\)", said)
         assert found is not None, said
     assert "outside the model" in said
 
