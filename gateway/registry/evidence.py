@@ -1,6 +1,6 @@
 """Tells whether a version does worse than the one before it, at any moment and as often as one
 looks: a sequential test whose false alarms are bounded for all looks together.
-docs/decisions/042-rollout-evidence.md has the proof, and what was weighed.
+docs/decisions/043-rollout-evidence.md has the proof, and what was weighed.
 
 What is counted is of how many requests something was so, such as a refusal: of organizations that
 get the new version, and of others at the same time. A block is what came between two looks. Of a

@@ -52,7 +52,7 @@ rollouts = sa.Table(
 )
 
 outcomes = sa.Table(
-    "model_rollout_outcomes",
+    "model_rollout_counts",
     metadata,
     text("rollout_id", key=True),
     sa.Column("step", sa.Integer, primary_key=True),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from alembic import op
 
+from migrations import online
 from migrations.walls import share
 
 revision = "0082"
@@ -17,32 +18,41 @@ branch_labels = None
 depends_on = None
 
 COUNTED = ("requests", "refused", "failed", "empty", "cut_off", "late")
+NOTHING = r"'\x80'::bytea"
+"""An empty map of msgpack."""
+UNDER_WAY = "state IN ('running', 'paused')"
 
 
-def count_by(column: str) -> None:
-    """Make the table of outcomes anew, with counts by a column, and begin with all of them."""
+def create_counts(table: str, by: str) -> None:
+    """Create a table of how requests ended, by rollout, step and a column of its own."""
     counts = ",".join(f"{name} bigint NOT NULL" for name in COUNTED)
-    op.execute("DROP TABLE model_rollout_outcomes")
     op.execute(
         f"""
-        CREATE TABLE model_rollout_outcomes (
+        CREATE TABLE IF NOT EXISTS {table} (
             rollout_id text NOT NULL REFERENCES model_rollouts (id) ON DELETE CASCADE,
             step integer NOT NULL,
-            {column} NOT NULL,
+            {by} NOT NULL,
             {counts},
-            PRIMARY KEY (rollout_id, step, {column.split()[0]})
+            PRIMARY KEY (rollout_id, step, {by.split()[0]})
         )
         """
     )
-    share("model_rollout_outcomes", readable=False, delete=True)
-    op.execute(
-        r"UPDATE model_rollouts SET progress = '\x80' WHERE state IN ('running', 'paused')"
-    )  # an empty map of msgpack
+    share(table, readable=False, delete=True)
+
+
+def forget_progress() -> None:
+    online.backfill(
+        "model_rollouts", "id", f"progress = {NOTHING}", f"{UNDER_WAY} AND progress <> {NOTHING}"
+    )
 
 
 def upgrade() -> None:
-    count_by("org_group integer")
+    create_counts("model_rollout_counts", "org_group integer")
+    forget_progress()
+    online.drop_table("model_rollout_outcomes")
 
 
 def downgrade() -> None:
-    count_by("is_new boolean")
+    create_counts("model_rollout_outcomes", "is_new boolean")
+    forget_progress()
+    op.execute("DROP TABLE model_rollout_counts")

@@ -56,7 +56,7 @@ HIDDEN = {
     "invoice_counters": "the last number of an issuer, who bills all tenants",
     "model_evaluations": "what was said of the installation's versions, in the operator's words",
     "model_pins": "who gets which version of a model is the operator's to say",
-    "model_rollout_outcomes": "how requests of all tenants ended, counted together",
+    "model_rollout_counts": "how requests of all tenants ended, counted together",
     "model_rollouts": "which share of tenants gets a version is the operator's to say",
     "model_versions": "the versions of models are the installation's",
     "oauth_assertions": "which assertions were shown once, before it is known by whom",
