@@ -175,14 +175,15 @@ class ReplicaPlace:
 
 
 class FetchingEngine:
-    """An engine that fetches the files of its model, by the connections of its certificate."""
+    """An engine that fetches the files of its model, by the connections of its certificate. One
+    that another cell lends has them there, and may read none."""
 
     def __init__(self, relay: Relay, record: JoinRecord) -> None:
         self._relay, self._record = relay, record
         self.key = record.serials[-1]
 
     def model(self) -> JoinableModel | None:
-        return self._relay.model_of(self._record)
+        return None if self._record.cell else self._relay.model_of(self._record)
 
     def holders(self) -> list[JoinedEngine]:
         return self._relay.engines_of(self._record)
@@ -474,6 +475,8 @@ class Relay:
             if place.model == name and place.engine is not None
             if place.engine.record is not beside
         }
+        if cell and said.wants_files:
+            raise NotAdmitted("an engine that another cell lends has its files there")
         if model is not None:
             self._refuse(refusal_by_role(said.identity.role, model, cell))
         wants_files = said.wants_files and not said.is_ready

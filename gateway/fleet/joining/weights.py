@@ -73,7 +73,7 @@ class FileRequester(Protocol):
         """Return what tells it from other engines."""
 
     def model(self) -> JoinableModel | None:
-        """Return the model that it may read; None: none any more."""
+        """Return the model that it may read; None: none, or none any more."""
 
     def holders(self) -> Sequence[FileHolder]:
         """Return the other engines of that model."""
@@ -156,7 +156,7 @@ class WeightsServer:
     ) -> None:
         model = engine.model()
         if model is None:
-            refuse(writer, "this engine may not read it any more", is_final=True)
+            refuse(writer, "this engine may not read it", is_final=True)
         elif not self._rate.bytes_per_s:
             refuse(writer, "this gateway sends no files (fleet.join_bytes_per_s)", is_final=True)
         else:

@@ -4,19 +4,41 @@ are refused by one line that says why."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
-from engine.errors import EngineUnavailable
+from engine.errors import ConfigError, EngineUnavailable
+from engine.model_files import contents_of
+from engine.protocol import PROTOCOL_VERSION
 from engine.transport.client import EngineClient
+from engine.transport.frames import FrameReader, encode_frame
+from engine.transport.join_identity import JoinIdentity
+from engine.transport.join_messages import (
+    EngineIdentity,
+    FileAnswer,
+    FileRange,
+    FileRefusal,
+    FileRequest,
+    options_of,
+)
+from engine.transport.joining import JoinedEntrance
 from gateway.fleet.joining.round_trips import RoundTrips
 from gateway.fleet.joining.tokens import NotJoinable
 from tests.gateway.fleet.cells.two_homes import BorrowingHome, LendingHome
-from tests.gateway.fleet.joining.home_of_engines import WAIT_S, generate, request, rest_of, until
+from tests.gateway.fleet.joining.home_of_engines import (
+    MODEL,
+    WAIT_S,
+    generate,
+    request,
+    rest_of,
+    until,
+)
 from tests.scratch import scratch_for_a_while
 
 
@@ -108,6 +130,32 @@ async def test_a_lender_that_begins_again_is_known_without_its_token(
     assert len(await generate(client)) == 3
 
 
+async def test_a_loan_reads_no_files_of_the_cell_that_borrows(
+    borrower: BorrowingHome, lender: LendingHome
+) -> None:
+    assert borrower.relay is not None
+    await borrower.relay.take_up(msgspec.structs.replace(borrower.config(), bytes_per_s=10**12))
+    kept = JoinIdentity(lender.folder / "thief", lender.token_file)
+    said = EngineIdentity(
+        protocol_version=PROTOCOL_VERSION,
+        model=MODEL,
+        files=contents_of({"model": borrower.model_folder}, lender.folder / "files.json"),
+        options=options_of(borrower.model.options),
+    )
+    entrance = JoinedEntrance(borrower.address, kept, said)
+    await entrance.ask()
+    with pytest.raises(ConfigError, match="has its files there"):
+        await entrance.ask_for_files(waits=True)
+    reader, writer = await entrance.dial()
+    content = (borrower.model_folder / "config.json").read_bytes()
+    asked = FileRequest(sha256=hashlib.sha256(content).hexdigest(), start=0, size=1)
+    writer.write(encode_frame(asked))
+    answer = await FrameReader[FileRange | FileRefusal](reader, FileAnswer).read()
+    assert answer == FileRefusal(reason="this engine may not read it", is_final=True)
+    writer.transport.abort()
+    await entrance.close()
+
+
 async def test_other_settings_end_a_loan(
     borrower: BorrowingHome, lender: LendingHome, client: EngineClient
 ) -> None:
@@ -160,7 +208,8 @@ async def test_a_refusal_is_one_line(
         await lender.lend_to(borrower)
         await until(lambda: "is not lent to" in caplog.text)
     (line,) = [each.message for each in caplog.records if "is not lent to" in each.message]
-    assert line.startswith("penny is not lent to eu-1: ") and told in line and "\n" not in line
+    assert line.startswith("penny is not lent to eu-1: ") and "\n" not in line
+    assert told in line
 
 
 def test_a_token_is_for_a_cell_that_may_lend(borrower: BorrowingHome) -> None:
