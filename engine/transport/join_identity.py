@@ -28,15 +28,27 @@ _PEM = serialization.Encoding.PEM
 class JoinIdentity:
     """The file at `path`, which one engine at a time may hold."""
 
-    def __init__(self, path: Path, token_path: Path) -> None:
-        """Raises: ConfigError, when another engine holds it, it is broken, or there is neither it
-        nor a token."""
+    def __init__(
+        self,
+        path: Path,
+        token_path: Path,
+        *,
+        token_name: str = "--token",
+        begins_anew: bool = False,
+    ) -> None:
+        """`token_name`: what the token is called in the settings of who uses it. `begins_anew`: the
+        home is asked for a certificate by the token, whatever the file has; it has that until the
+        home has signed. Raises: ConfigError, when another engine holds it, it is broken, or there
+        is neither it nor a token."""
         self.path = path
         self.token: JoinToken | None = None
         self._certificate: x509.Certificate | None = None
         self._lock = self._hold()
         try:
-            self._read(token_path)
+            if begins_anew or not path.exists():
+                self._begin(token_path, token_name)
+            else:
+                self._read()
         except BaseException:
             self.release()
             raise
@@ -99,27 +111,28 @@ class JoinIdentity:
             ) from None
         return held
 
-    def _read(self, token_path: Path) -> None:
-        if self.path.exists():
-            try:
-                found = self.path.read_bytes()
-                key = serialization.load_pem_private_key(found, password=None)
-                own, authority = x509.load_pem_x509_certificates(found)
-            except (OSError, ValueError) as error:
-                raise ConfigError(f"--identity {self.path}: {error}") from None
-            assert isinstance(key, ec.EllipticCurvePrivateKey)
-            self._key, self._certificate = key, own
-            self._authority = authority.public_bytes(serialization.Encoding.DER)
-            return
+    def _read(self) -> None:
+        try:
+            found = self.path.read_bytes()
+            key = serialization.load_pem_private_key(found, password=None)
+            own, authority = x509.load_pem_x509_certificates(found)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--identity {self.path}: {error}") from None
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        self._key, self._certificate = key, own
+        self._authority = authority.public_bytes(serialization.Encoding.DER)
+
+    def _begin(self, token_path: Path, token_name: str) -> None:
+        """Make a key that the home of a token will know."""
         try:
             text = token_path.read_text(encoding="ascii", errors="replace")
         except OSError as error:
-            raise ConfigError(f"--token {token_path}: {error.strerror}") from None
+            raise ConfigError(f"{token_name} {token_path}: {error.strerror}") from None
         try:
             self.token = JoinToken.of_text(text)
             x509.load_der_x509_certificate(self.token.authority)
         except (ConfigError, ValueError) as error:
-            raise ConfigError(f"--token {token_path}: {error}") from None
+            raise ConfigError(f"{token_name} {token_path}: {error}") from None
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._authority = self.token.authority
 

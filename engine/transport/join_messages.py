@@ -164,10 +164,12 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="a
 
 
 class AdmissionRefusal(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="refusal"):
-    """The reason, a line for people. `is_final`: to ask again is of no use."""
+    """The reason, a line for people. `is_final`: to ask again is of no use. `is_unknown`: by this
+    certificate, which is not or no longer known."""
 
     reason: str
     is_final: bool
+    is_unknown: bool = False
 
 
 class ConnectionRequest(msgspec.Struct, frozen=True, tag_field="t", tag="opening"):

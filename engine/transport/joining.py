@@ -62,13 +62,26 @@ _CLOCK_ERRORS = {9: "is not valid yet", 10: "has ended"}
 
 
 class JoinRefusal(EngineError):
-    """An error of an engine that the home does not take. `is_final`: to ask again is of no use."""
+    """An error of an engine that the home does not take. `is_final`: to ask again is of no use.
+    `is_unknown`: the two do not know each other by the certificates that they have."""
 
     code = "join_refusal"
 
-    def __init__(self, message: str, *, is_final: bool) -> None:
+    def __init__(self, message: str, *, is_final: bool, is_unknown: bool = False) -> None:
         super().__init__(message)
-        self.is_final = is_final
+        self.is_final, self.is_unknown = is_final, is_unknown
+
+    @classmethod
+    def of(cls, answer: AdmissionRefusal) -> JoinRefusal:
+        return cls(answer.reason, is_final=answer.is_final, is_unknown=answer.is_unknown)
+
+    def to_error(self) -> ConfigError:
+        return (UnknownIdentity if self.is_unknown else ConfigError)(self.message)
+
+
+class UnknownIdentity(ConfigError):
+    """An error of an engine and a home that do not know each other's certificate: only a token of
+    that home helps."""
 
 
 class JoinedEntrance:
@@ -188,7 +201,7 @@ class JoinedEntrance:
                 await self._attend()
             except JoinRefusal as refusal:
                 if refusal.is_final:
-                    refused(ConfigError(refusal.message))
+                    refused(refusal.to_error())
                     return
                 why = refusal.message
             except (OSError, EngineError) as error:  # TimeoutError is an OSError
@@ -219,7 +232,7 @@ class JoinedEntrance:
                 if isinstance(message, ConnectionRequest):
                     self._tasks.spawn(self._attach(message), name="join-attach")
                 elif isinstance(message, AdmissionRefusal):
-                    raise JoinRefusal(message.reason, is_final=message.is_final)
+                    raise JoinRefusal.of(message)
         finally:
             beating.cancel()
             writer.transport.abort()
@@ -272,7 +285,7 @@ class JoinedEntrance:
         if answer is None:  # asyncio's servers hang up in the place of an alert
             raise self._not_taken("it ended the connection")
         if isinstance(answer, AdmissionRefusal):
-            raise JoinRefusal(answer.reason, is_final=answer.is_final)
+            raise JoinRefusal.of(answer)
         if not isinstance(answer, Admission):
             raise ProtocolError("the home did not answer")
         return answer
@@ -322,7 +335,8 @@ class JoinedEntrance:
 
     def _unknown_home(self, error: ssl.SSLCertVerificationError) -> JoinRefusal:
         """An engine that was admitted goes on asking: somebody may be in the way for a while."""
-        if (what := _CLOCK_ERRORS.get(error.verify_code)) is not None:
+        what = _CLOCK_ERRORS.get(error.verify_code)
+        if what is not None:
             now = datetime.now(UTC).isoformat(" ", "seconds")
             reason = f"the certificate of {self.home} {what}, by the clock of this machine ({now})"
         else:
@@ -330,7 +344,7 @@ class JoinedEntrance:
                 f"whoever answers at {self.home} is not the home that made the token: "
                 f"its certificate has another authority ({error.verify_message})"
             )
-        return JoinRefusal(reason, is_final=not self._was_admitted)
+        return JoinRefusal(reason, is_final=not self._was_admitted, is_unknown=what is None)
 
     def _not_taken(self, why: str) -> JoinRefusal:
         return JoinRefusal(

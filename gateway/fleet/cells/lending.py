@@ -28,7 +28,7 @@ from engine.protocol import PROTOCOL_VERSION
 from engine.transport.frames import TcpAddress, open_connection, parse_address
 from engine.transport.join_identity import JoinIdentity
 from engine.transport.join_messages import EngineIdentity
-from engine.transport.joining import JoinedEntrance
+from engine.transport.joining import JoinedEntrance, UnknownIdentity
 from foundation import logs
 from foundation.tasks import TaskSet
 from gateway.fleet.cells.lending_plan import LendingConfig, Loan, loans_of, read_lending
@@ -82,20 +82,40 @@ class EngineLender:
 
     async def _refusal_of(self, loan: Loan) -> str:
         """Lend an engine for as long as its borrower wants it, and return why that ended."""
-        borrower, model = loan.borrower, loan.model
-        refused: asyncio.Future[ConfigError] = asyncio.get_running_loop().create_future()
         try:
-            hashes = self._folder / "files.json"
-            files = await asyncio.to_thread(contents_of, model.folders, hashes)
-            identity = JoinIdentity(self._folder / loan.name, borrower.token_file)
+            refusal = await self._lend_as(loan, self._identity_of(loan))
+            if isinstance(refusal, UnknownIdentity) and loan.borrower.token_file.exists():
+                # Its token was revoked, and there may be another one.
+                refusal = await self._lend_as(loan, self._identity_of(loan, begins_anew=True))
+            return refusal.message
         except OSError as error:
             return f"{error.filename}: {error.strerror}"
         except ConfigError as error:
             return error.message
+
+    def _identity_of(self, loan: Loan, *, begins_anew: bool = False) -> JoinIdentity:
+        """Raises: ConfigError, as `JoinIdentity`."""
+        return JoinIdentity(
+            self._folder / loan.name,
+            loan.borrower.token_file,
+            token_name="token_file",
+            begins_anew=begins_anew,
+        )
+
+    async def _lend_as(self, loan: Loan, identity: JoinIdentity) -> ConfigError:
+        """Lend an engine that is known by an identity, which is released then, and return why that
+        ended. Raises: OSError, ConfigError."""
+        model = loan.model
+        try:
+            files = await asyncio.to_thread(contents_of, model.folders, self._folder / "files.json")
+        except BaseException:
+            identity.release()
+            raise
+        refused: asyncio.Future[ConfigError] = asyncio.get_running_loop().create_future()
         said = EngineIdentity(
             protocol_version=PROTOCOL_VERSION, model=model.name, files=files, options=model.options
         )
-        home = parse_address(borrower.address)
+        home = parse_address(loan.borrower.address)
         assert isinstance(home, TcpAddress)
         entrance = JoinedEntrance(home, identity, said)
 
@@ -108,7 +128,7 @@ class EngineLender:
 
         await entrance.open(serve, refuse)
         try:
-            return (await refused).message
+            return await refused
         finally:
             await entrance.close()
 

@@ -67,7 +67,11 @@ MAX_FRAME_BYTES = 4 * 1024 * 1024
 """The bound on what an engine says of itself: the hashes of its files are the most of it."""
 LOOK_S = 1.0
 """How often it is looked whether tokens were revoked."""
-_GONE = "the engine's certificate is not known here, or its token was revoked"
+_GONE = AdmissionRefusal(
+    reason="the engine's certificate is not known here, or its token was revoked",
+    is_final=True,
+    is_unknown=True,
+)
 
 
 CHUNK_BYTES = 256 * 1024
@@ -79,9 +83,11 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class NotAdmitted(Exception):
     """An error of an engine that is told why it is not admitted."""
 
-    def __init__(self, reason: str, *, is_final: bool = True) -> None:
-        super().__init__(reason)
-        self.is_final = is_final
+    def __init__(self, reason: str | AdmissionRefusal, *, is_final: bool = True) -> None:
+        if isinstance(reason, str):
+            reason = AdmissionRefusal(reason=reason, is_final=is_final)
+        super().__init__(reason.reason)
+        self.answer = reason
 
 
 class JoinedEngine:
@@ -354,9 +360,7 @@ class Relay:
                 await self._admit(said, record, frames, writer)
         except NotAdmitted as refusal:
             log.warning("%s (%s) is not admitted: %s", said.host, said.identity.model, refusal)
-            writer.write(
-                encode_frame(AdmissionRefusal(reason=str(refusal), is_final=refusal.is_final))
-            )
+            writer.write(encode_frame(refusal.answer))
         except (OSError, ProtocolError) as error:
             log.info("an engine on %s was lost: %s", said.host, error)
             writer.transport.abort()
@@ -546,9 +550,7 @@ class Relay:
                 engine = place.engine
                 if engine is not None and engine.record.token_id in revoked:
                     with contextlib.suppress(OSError):
-                        engine.writer.write(
-                            encode_frame(AdmissionRefusal(reason=_GONE, is_final=True))
-                        )
+                        engine.writer.write(encode_frame(_GONE))
                     await place.empty()
 
 

@@ -28,6 +28,7 @@ from engine.transport.join_messages import (
     options_of,
 )
 from engine.transport.joining import JoinedEntrance
+from gateway.fleet.cells import lending
 from gateway.fleet.joining.round_trips import RoundTrips
 from gateway.fleet.joining.tokens import NotJoinable
 from tests.gateway.fleet.cells.two_homes import BorrowingHome, LendingHome
@@ -130,6 +131,27 @@ async def test_a_lender_that_begins_again_is_known_without_its_token(
     assert len(await generate(client)) == 3
 
 
+async def test_another_token_is_taken_up_where_the_first_was_revoked(
+    borrower: BorrowingHome,
+    lender: LendingHome,
+    client: EngineClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(lending, "RETRY_S", 0.05)
+    lender.begin_engine()
+    await lender.lend_to(borrower)
+    await client.wait_connected(WAIT_S)
+    (token,) = borrower.tokens.all()
+    borrower.tokens.revoke(token)
+    assert borrower.relay is not None
+    await borrower.relay._end_revoked()
+    await until(lambda: f"penny is not lent to eu-1: token {token.id} was revoked" in caplog.text)
+    lender.token_file.write_text(borrower.cell_token())
+    await client.wait_connected(WAIT_S)
+    assert len(await generate(client)) == 3
+
+
 async def test_a_loan_reads_no_files_of_the_cell_that_borrows(
     borrower: BorrowingHome, lender: LendingHome
 ) -> None:
@@ -190,7 +212,7 @@ def has_another_model(borrower: BorrowingHome, lender: LendingHome) -> None:
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (has_no_token, "No such file or directory"),
+        (has_no_token, "token_file {folder}/token: No such file or directory"),
         (has_another_file, "not a token to join with"),
         (is_another_cell, "this cell borrows no engine of penny from us-1"),
         (has_another_model, "config.json of penny is another one there"),
@@ -209,7 +231,7 @@ async def test_a_refusal_is_one_line(
         await until(lambda: "is not lent to" in caplog.text)
     (line,) = [each.message for each in caplog.records if "is not lent to" in each.message]
     assert line.startswith("penny is not lent to eu-1: ") and "\n" not in line
-    assert told in line
+    assert told.format(folder=lender.folder) in line
 
 
 def test_a_token_is_for_a_cell_that_may_lend(borrower: BorrowingHome) -> None:
