@@ -31,6 +31,7 @@ from gateway.fleet.planner.machine import (
     memory_of,
     weights_bytes,
 )
+from gateway.fleet.planner.view import PlacedEngine
 from gateway.home import Home, engine_number, peer_address
 from gateway.installation.model_versions import (
     MAX_PROBLEM_CHARS,
@@ -42,6 +43,7 @@ from gateway.installation.model_versions import (
 from gateway.logs import last_error
 from gateway.processes.beside_engines import ConductorPlace, LenderPlace, RayPlace, RelayPlace
 from gateway.processes.child_processes import Child, spawn
+from gateway.processes.engine_devices import EngineDevice, devices_of, options_on, variables_on
 from gateway.processes.restarter import Restarter, StartError, together
 from gateway.processes.start_view import IMPORTING, SERVING, WARMING, EngineStages
 from gateway.processes.watchdog import Watchdog
@@ -90,6 +92,8 @@ class RunningEngine:
         self.is_ready, self.is_retired = False, False
         self.is_outdated = False
         """It starts, and the settings that came into force meanwhile have no place for it."""
+        self.device: EngineDevice | None = None
+        """None: it is not placed on any, and takes the one that it finds."""
         self._stages = EngineStages(model.path, address)
         self._version: ModelVersion | None = None
         self.restarter.is_final = self._is_vain
@@ -208,7 +212,21 @@ class EngineSet:
                 shared_options(model, models).num_threads or len(os.sched_getaffinity(0))
             ),
             num_cores=len(os.sched_getaffinity(0)),
+            placed=self._placed,
         )
+
+    def _placed(self) -> list[PlacedEngine]:
+        """Return the engines that people are told of and that have a device."""
+        shown = (each.device.shown(each.name) for each in self._told if each.device is not None)
+        return [each for each in shown if each is not None]
+
+    def _place_on_devices(self, fresh: Sequence[RunningEngine], settings: Settings) -> None:
+        """Give engines that are begun their devices, beside those that all others are on."""
+        others = (each.device for each in self.all if each not in fresh)
+        models = {each.address: each.model for each in fresh}
+        devices = devices_of(models, others, settings.fleet.planner)
+        for each in fresh:
+            each.device = devices.get(each.address)
 
     def versions(self) -> list[ModelVersion]:
         """Return the version that each engine has of its model, and those that did not start when
@@ -267,6 +285,7 @@ class EngineSet:
         number = next(each for each in count() if each not in taken)
         address = f"unix:{self._home.engine_socket(number)}"
         engine = self._growing[address] = self._engine(model, address, settings)
+        self._place_on_devices([engine], settings)
         try:
             await engine.restarter.begin()
         except BaseException as error:
@@ -401,6 +420,7 @@ class EngineSet:
                 if address not in self._engines:
                     fresh.append(self._engine(model, address, settings))
                     self._engines[address] = fresh[-1]
+        self._place_on_devices(fresh, settings)
         return fresh
 
     def _engine(self, model: ModelConfig, address: str, settings: Settings) -> RunningEngine:
@@ -411,19 +431,28 @@ class EngineSet:
         return RunningEngine(model, address, record, options, partial(self._start, settings))
 
     async def _start(self, settings: Settings, engine: RunningEngine) -> Child:
-        """Returns at once: the workers connect when it listens."""
+        """Returns at once: the workers connect when it listens. Raises: StartError."""
         model, name = engine.model, engine.restarter.name
+        options, variables = engine.options, dict[str, str]()
+        if engine.device is not None:
+            placement = engine.device.placement
+            if placement.device is None:
+                raise StartError(f"{name} of {model.name}: {placement.reason}")
+            options = options_on(options, placement.device)
+            variables = variables_on(placement.device, own_environment())
         self._home.note_names_sold(model.name, (adapter.name for adapter in model.adapters))
         path = self._home.usage_record(model.name, engine.record)
-        command = engine_command(model, engine.address, engine.options, path, settings)
-        with lent_tier_key(engine.options, settings) as pipes:
+        command = engine_command(model, engine.address, options, path, settings)
+        with lent_tier_key(options, settings) as pipes:
             return spawn(
                 name,
                 [*command, *(f"--kv-key-file=/dev/fd/{each}" for each in pipes)],
                 run=self._home.run,
                 log=self._home.logs / f"{name}.log",
                 # OpenMP threads that wait by spinning would keep the workers off a small machine.
-                env=engine_environment(own_environment(), settings, OMP_WAIT_POLICY="PASSIVE"),
+                env=engine_environment(
+                    own_environment(), settings, OMP_WAIT_POLICY="PASSIVE", **variables
+                ),
                 pass_fds=pipes,
             )
 

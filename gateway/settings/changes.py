@@ -88,6 +88,9 @@ EFFECTS: Mapping[str, Effect] = {
 }
 """The effect of each setting that is given, by the file or beside it; of a table named here by its
 keys, that of each key."""
+WITHIN: Mapping[str, Effect] = {"fleet.planner.devices": "restart"}
+"""The effect of a part of a table that has another one than the rest. An engine that runs is on the
+device that it was begun on, and counted there."""
 
 NAMED = frozenset({"models", "plans", "webhooks", "mcp.servers"})
 """Lists whose entries are known by their names: their order means nothing."""
@@ -130,8 +133,9 @@ def changes_between(old: Settings, new: Settings) -> tuple[SettingChange, ...]:
     for name, effect in EFFECTS.items():
         before, after = (_value(each, name) for each in (old, new))
         for path, was, now in _differences(name, before, after, by_name=name in NAMED):
+            own = next((it for part, it in WITHIN.items() if path.startswith(part)), effect)
             found.append(
-                SettingChange(path=path, effect=effect, before=_shown(was), after=_shown(now))
+                SettingChange(path=path, effect=own, before=_shown(was), after=_shown(now))
             )
     return tuple(found)
 

@@ -52,6 +52,7 @@ from gateway.settings.models import (
     to_models,
 )
 from gateway.settings.origins import SettingOrigins, origins_of
+from gateway.settings.planner import PlannerConfig, device_kind
 from gateway.settings.sealed_keys import open_key
 
 DEFAULT_MODEL = Path("models/penny")
@@ -354,6 +355,7 @@ def _complete(file: SettingsFile, only: WrittenModel | None) -> Settings:
             raise SettingsError(
                 f"model[{position}].prefill: wants engine_options.prefix_caching, what is read"
             )
+    _check_devices(models, file.fleet.planner)
     plans = {name: _to_plan(name, table) for name, table in file.plan.items()}
     plans.setdefault(DEFAULT_PLAN.name, DEFAULT_PLAN)
     database_url = None if file.database_url is None else _database_url(file.database_url)
@@ -416,6 +418,23 @@ def _database_url(url: str) -> str:
         return normalise(url)
     except ValueError as error:
         raise SettingsError(f"database_url: {error}") from None
+
+
+def _check_devices(models: Sequence[ModelConfig], planner: PlannerConfig) -> None:
+    """Check that no device is named twice, and that the bytes of each engine there are known."""
+    names = [each.name for each in planner.devices]
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise SettingsError(f"fleet.planner.devices[{position}].name: two are named {name}")
+    for position, model in enumerate(models):
+        options = model.engine_options
+        if not model.starts_engine or device_kind(options.device, planner.devices) is None:
+            continue
+        if options.kv_cache_bytes is None:
+            raise SettingsError(
+                f"model[{position}].engine_options.kv_cache_bytes: wanted by fleet.planner.devices,"
+                f" or nobody knows what an engine of {model.name} takes"
+            )
 
 
 def _check_public_url(url: str) -> None:

@@ -64,6 +64,14 @@ PLANNED = (
 )
 
 
+PLACED = (
+    Column("ENGINE", "engine"),
+    Column("DEVICE", "device"),
+    Column("GIB", "bytes", "number", show=lambda row: f"{row['bytes'] / 2**30:.2f}"),
+    Column("REASON", "reason"),
+)
+
+
 def start_of(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.1f} s"
 
@@ -122,7 +130,8 @@ def decision_of(row: Mapping[str, Any]) -> str:
 @with_gateway
 @with_output
 async def plan(gateway: Gateway, output: Output) -> None:
-    """Show how many replicas the planner wants of each model, and why.
+    """Show how many replicas the planner wants of each model, on which device each engine is, and
+    why.
 
     WORK: the replicas that would be busy all the time with what is forecast. The planner is of the
     home whose gateway answers; `mode` of [fleet.planner] is off, dry-run or on.
@@ -134,6 +143,8 @@ async def plan(gateway: Gateway, output: Output) -> None:
     show(found["models"], PLANNED, output, empty=empty)
     if output.form != "table":
         return
+    if engines := found.get("engines"):  # an older gateway tells none
+        show(engines, PLACED, output, empty="")
     for row in found["models"]:
         for reason in row["reasons"]:
             click.echo(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.fleet.planner.view import PlacedEngine
 from gateway.settings.models import ModelConfig
 
 WEIGHTS = "*.safetensors"
@@ -26,6 +27,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: Callable[[ModelConfig, Sequence[ModelConfig]], int]
     """The processors that a model's engine computes on."""
     num_cores: int
+    placed: Callable[[], list[PlacedEngine]] = list
+    """The engines that run or start on devices which the settings name."""
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

@@ -173,7 +173,7 @@ class Planner:
         models = [each for each in settings.models if each.planned_range is not None]
         await self._follow(models if config.mode != "off" else [], now_s)
         if config.mode == "off" or not models:
-            self._home.planner_view.unlink(missing_ok=True)
+            self._show(config, [])
             await self._wake_all(models)
             return
         models = [each for each in models if self._is_known(each, now_s)]
@@ -187,7 +187,8 @@ class Planner:
             self._tell_changes(models, decisions, packed)
         else:
             self._begin_changes(config, models, decisions, packed, now_s)
-        self._show(config, models, decisions, seen, packed)
+        planned = [self._planned(each, config, decisions, seen, packed) for each in models]
+        self._show(config, planned)
 
     async def until_done(self) -> None:
         """Wait for the changes that are under way."""
@@ -541,38 +542,46 @@ class Planner:
         self._changes.appendleft(change)
         await self._note(change)
 
-    def _show(
+    def _show(self, config: PlannerConfig, planned: list[PlannedModel]) -> None:
+        """Write what operators are told; nothing where nothing is decided and no engine placed."""
+        engines = self._machine.placed()
+        if not planned and not engines:
+            self._home.planner_view.unlink(missing_ok=True)
+            return
+        view = PlannerView(
+            mode=config.mode,
+            at=int(self._clock()),
+            models=planned,
+            changes=[*self._changes],
+            engines=engines,
+        )
+        view.write(self._home.planner_view)
+
+    def _planned(
         self,
+        model: ModelConfig,
         config: PlannerConfig,
-        models: Sequence[ModelConfig],
         decisions: Mapping[str, Decision],
         seen: Mapping[str, PoolObservation],
         packed: Mapping[str, PoolShare],
-    ) -> None:
-        planned = []
-        for model in models:
-            decision, of, pool = decisions[model.name], seen[model.name], self._pools[model.name]
-            assert model.planned_range is not None
-            planned.append(
-                PlannedModel(
-                    model=model.name,
-                    least=model.planned_range.least,
-                    most=model.planned_range.most,
-                    running=self._running_of(model),
-                    starting=len(pool.starts),
-                    wanted=packed[model.name].replicas,
-                    reasons=[given(each) for each in decision.reasons],
-                    rate=of.rate,
-                    expected_rate=of.expected_rate,
-                    work=of.load.work_s,
-                    start_s=pool.watch.start_s,
-                    problem=packed[model.name].problem or self._problem_of(model, config),
-                )
-            )
-        view = PlannerView(
-            mode=config.mode, at=int(self._clock()), models=planned, changes=[*self._changes]
+    ) -> PlannedModel:
+        """Return what operators are told of a model."""
+        decision, of, pool = decisions[model.name], seen[model.name], self._pools[model.name]
+        assert model.planned_range is not None
+        return PlannedModel(
+            model=model.name,
+            least=model.planned_range.least,
+            most=model.planned_range.most,
+            running=self._running_of(model),
+            starting=len(pool.starts),
+            wanted=packed[model.name].replicas,
+            reasons=[given(each) for each in decision.reasons],
+            rate=of.rate,
+            expected_rate=of.expected_rate,
+            work=of.load.work_s,
+            start_s=pool.watch.start_s,
+            problem=packed[model.name].problem or self._problem_of(model, config),
         )
-        view.write(self._home.planner_view)
 
     def _problem_of(self, model: ModelConfig, config: PlannerConfig) -> str:
         """Say what keeps a model from having as many as wanted, beside the room; empty: nothing."""

@@ -40,6 +40,18 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
     """Why there are not as many as wanted."""
 
 
+class PlacedEngine(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine that was placed on one of the devices that the settings name."""
+
+    engine: str
+    """The name of the replica that it is."""
+    device: str
+    bytes: int
+    """The memory that it is counted to take there."""
+    reason: str
+    """The reason for that device, as it was when the engine was begun."""
+
+
 class PlannedChange(msgspec.Struct, frozen=True, kw_only=True):
     """A change that was made, or in a dry run would have been."""
 
@@ -57,6 +69,8 @@ class PlannerView(msgspec.Struct, frozen=True, kw_only=True):
     models: list[PlannedModel] = []
     changes: list[PlannedChange] = []
     """The last ones, the newest first."""
+    engines: list[PlacedEngine] = []
+    """Those that run or start here; none where the settings name no devices."""
 
     def write(self, path: Path) -> None:
         """Raises: OSError."""

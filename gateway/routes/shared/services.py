@@ -176,8 +176,10 @@ class Services(msgspec.Struct, kw_only=True):
 
     def planner_view(self) -> PlannerView | None:
         """Return what the planner of this home decided last; None: it has nothing to decide."""
+        if self.configuration is None:
+            return None
         plans = any(each.asked is not None for each in self.generation.fleet.routes)
-        if self.configuration is None or not plans:
+        if not plans and not self.configuration.settings.fleet.planner.devices:
             return None
         return PlannerView.read(Home(self.configuration.settings.home).planner_view)
 

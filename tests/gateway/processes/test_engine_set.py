@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -164,6 +164,97 @@ async def test_an_engine_reads_the_key_of_its_disk_once_from_a_pipe(
     settings.secret_key_file.unlink()
     with pytest.raises(StartError, match="secret_key_file: .*No such file"):
         await engines.set._start(settings, engine)
+
+
+DEVICES = """
+[engine]
+kv_cache_bytes = 1_000_000_000
+[fleet.planner]
+step_bytes = 0
+devices = [{ name = "cuda:0", bytes = 1_500_000_000 }, { name = "cuda:1", bytes = 1_500_000_000 }]
+"""
+TWICE = PENNY + "replicas = 2\n"
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"), [(None, ["0", "1"]), ("5,GPU-7", ["5", "GPU-7"]), ("5", ["5", None])]
+)
+async def test_each_engine_sees_the_device_that_it_is_placed_on(
+    engines: Engines,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    expected: list[str | None],
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    engines.set._home.create()
+    seen: list[tuple[list[str], Mapping[str, str]]] = []
+    monkeypatch.setattr(
+        engine_set, "spawn", lambda name, argv, *, env, **rest: seen.append((argv, env))
+    )
+    settings = engines.read(TWICE + DEVICES)
+    for engine, device in zip(engines.set._add_missing(settings), expected, strict=True):
+        if device is None:
+            problem = "fleet.planner.devices: cuda:1 is not among CUDA_VISIBLE_DEVICES=5"
+            with pytest.raises(StartError, match=problem):
+                await engines.set._start(settings, engine)
+            continue
+        for _ in range(2):  # also when it is started again
+            await engines.set._start(settings, engine)
+            argv, env = seen.pop()
+            assert argv[argv.index("--device") + 1] == "cuda"
+            assert env["CUDA_VISIBLE_DEVICES"] == device
+    placed = [(each.engine, each.device) for each in engines.set.machine().placed()]
+    assert placed == [("penny/0", "cuda:0"), ("penny/1", "cuda:1")]
+
+
+async def test_what_runs_keeps_its_device_and_its_room_until_it_has_ended(
+    engines: Engines,
+) -> None:
+    first, second = engines.run(TWICE + DEVICES)
+    settings = engines.read(TWICE + OTHER + DEVICES)
+    (other,) = engines.set._add_missing(settings)
+    with pytest.raises(StartError, match=r"engine-2 of other: it takes .*; free are on cuda:0 0\."):
+        await engines.set._start(settings, other)
+    assert len(engines.set.machine().placed()) == 2
+    del engines.set._engines[other.address]
+    engines.set._retiring[first.address] = engines.set._engines.pop(first.address)
+    (other,) = engines.run(PENNY + OTHER + DEVICES)
+    assert other.device is not None and other.device.placement.device is None, "it has not ended"
+    del engines.set._retiring[first.address], engines.set._engines[other.address]
+    (other,) = engines.run(PENNY + OTHER + DEVICES)
+    assert other.device is not None and other.device.placement.device == "cuda:0"
+    assert second.device is not None and second.device.placement.device == "cuda:1"
+
+
+async def test_one_that_grows_is_placed_beside_the_others_or_not_begun(engines: Engines) -> None:
+    engines.run(TWICE + DEVICES)
+    settings = engines.read(TWICE + DEVICES)
+    with pytest.raises(StartError, match="engine-2 of penny: it takes"):
+        await engines.set.begin_beside(settings.models[0], settings)
+    assert len(engines.set._growing) == 0
+
+
+def test_devices_of_a_kind_that_an_engine_does_not_run_on_are_not_its(engines: Engines) -> None:
+    (engine,) = engines.run(PENNY + "engine_options = { device = 'cpu' }\n" + DEVICES)
+    assert engine.device is None and engines.set.machine().placed() == []
+    one = "[engine]\nkv_cache_bytes = 1000\n[fleet.planner]\n"
+    (placed,) = engines.run(OTHER + one + "devices = [{ name = 'cpu', bytes = 2_000_000_000 }]\n")
+    assert placed.device is not None and placed.device.placement.device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (DEVICES.replace("cuda:1", "cuda:0"), r"fleet.planner.devices\[1\].name: two are named"),
+        (DEVICES.replace("cuda:1", "gpu1"), r"fleet.planner.devices\[1\].name"),
+        (DEVICES.replace("kv_cache_bytes = 1_000_000_000", ""), r"model\[0\].*kv_cache_bytes"),
+    ],
+)
+def test_devices_that_say_too_little_are_refused(engines: Engines, text: str, problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        engines.read(PENNY + text)
 
 
 async def test_each_engine_tells_how_far_its_version_is(

@@ -54,6 +54,16 @@ def test_each_setting_says_what_its_change_takes() -> None:
     assert set(EFFECTS) == names
 
 
+def test_only_a_restart_changes_the_devices_that_engines_are_on(tmp_path: Path) -> None:
+    text = FAR + "[fleet.planner]\nidle_s = 5\ndevices = [{ name = 'cpu', bytes = %d }]\n"
+    texts = [FAR, text % 1, text % 2]
+    plain, one, other = (read(tmp_path, each) for each in texts)
+    effects = {each.path: each.effect for each in changes_between(plain, one)}
+    assert effects == {"fleet.planner.idle_s": "workers", "fleet.planner.devices": "restart"}
+    [change] = changes_between(one, other)
+    assert (change.path, change.effect) == ("fleet.planner.devices[0].bytes", "restart")
+
+
 def test_what_is_live_is_in_the_live_part_and_nothing_else() -> None:
     live = {name.partition(".")[0] for name, effect in EFFECTS.items() if effect == "live"}
     assert live == set(LiveSettings.__struct_fields__) - OF_THE_FILE.keys()

@@ -197,6 +197,16 @@ def test_a_plan_says_what_is_wanted_and_why(gateway: FakeGateway) -> None:
     assert status[-1] == "penny: 1 of 1..4 run, 2 are wanted: 3.00 requests/s are forecast"
 
 
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_a_plan_shows_the_device_of_each_engine(gateway: FakeGateway, mode: str) -> None:
+    reason = "it takes 4.00 GiB of 16.00 GiB that were free"
+    engine = {"engine": "penny/0", "device": "cuda:1", "bytes": 2**32, "reason": reason}
+    gateway.on("GET", PLANNER, {**NO_PLAN, "mode": mode, "engines": [engine]})
+    *_, head, row = gateway.run("fleet", "plan").output.splitlines()
+    assert head.split() == ["ENGINE", "DEVICE", "GIB", "REASON"]
+    assert row.split(maxsplit=3) == ["penny/0", "cuda:1", "4.00", reason]
+
+
 def test_no_plan_is_said_to_be_none(gateway: FakeGateway) -> None:
     assert 'such as `replicas = "1..4"`' in gateway.run("fleet", "plan").output
     gateway.on("GET", PLANNER, {**NO_PLAN, "mode": "off"})

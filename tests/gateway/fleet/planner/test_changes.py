@@ -15,7 +15,7 @@ import pytest
 from gateway.fleet.planner.machine import Machine
 from gateway.fleet.planner.planner import Planner
 from gateway.fleet.planner.scaling import PutInForce, ScalingError
-from gateway.fleet.planner.view import PlannedChange, PlannerView
+from gateway.fleet.planner.view import PlacedEngine, PlannedChange, PlannerView
 from gateway.fleet.sent_work import AskedWork
 from gateway.home import Home
 from gateway.settings.load import Settings, load
@@ -82,6 +82,7 @@ class PlannedHome:
         self.asked = {name: AskedWork(self.home.asked_of(name)) for name in ranges}
         self.changes: list[PlannedChange] = []
         self.now_s, self.available = 1_000_000.0, 64 * GIB
+        self.placed: list[PlacedEngine] = []
         self.planner = Planner(
             self.home,
             lambda: self.engines.settings,
@@ -94,6 +95,7 @@ class PlannedHome:
                 expected_bytes=lambda model, models: GIB,
                 num_threads=lambda model, models: 1,
                 num_cores=64,
+                placed=lambda: self.placed,
             ),
             clock=lambda: self.now_s,
         )
@@ -214,3 +216,13 @@ async def test_growth_waits_for_the_room_that_another_one_makes(folder: Path) ->
     assert here.num_starting["a"] == 0, "the other one has not ended yet"
     here.available = 2 * GIB
     await here.until(lambda: here.num_starting["a"] == 1, a=40)
+
+
+async def test_where_engines_are_is_shown_also_while_nothing_is_planned(folder: Path) -> None:
+    here = PlannedHome(folder, {"a": "1..4"}, 'mode = "off"\n')
+    await here.round()
+    assert PlannerView.read(here.home.planner_view) is None
+    here.placed = [PlacedEngine(engine="a/0", device="cuda:0", bytes=GIB, reason="it fits")]
+    await here.round()
+    view = PlannerView.read(here.home.planner_view)
+    assert view is not None and (view.models, view.engines) == ([], here.placed)
