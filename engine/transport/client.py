@@ -152,9 +152,9 @@ class Engine(Protocol):
         """Tell whether a connected engine was not heard of for as long as it may be well."""
 
     def leave(self, request_id: str) -> None:
-        """Give up an engine that is silent: the stream of a request raises `EngineUnavailable`
-        behind what has come of it. The engine aborts it when it hears again, and what the request
-        used until then is an orphan's. Unknown and finished ids are ignored."""
+        """Give a request up at an engine that is silent, or is to end: its stream raises
+        `EngineUnavailable` behind what has come of it. The engine aborts it when it hears that, and
+        what the request used until then is an orphan's. Unknown and finished ids are ignored."""
 
     async def acknowledge(self, request_id: str) -> None:
         """The usage of the last output is on disk: the engine may forget it. Never waits. Ignored
@@ -301,7 +301,7 @@ class EngineClient:
             self._send(Abort(request_id))
             self._left.add(request_id)
             stream.fail(
-                EngineUnavailable(f"{self._address}: not heard of for {self._silent_s:.1f} s")
+                EngineUnavailable(f"{self._address}: given up, heard of {self._silent_s:.1f} s ago")
             )
 
     async def acknowledge(self, request_id: str) -> None:

@@ -490,9 +490,8 @@ def batch_endpoints(
         path: LineEndpoint(to_call=partial(ask_surface, generation, surface))
         for path, surface in SURFACES.items()
     }
-    messages = LineEndpoint(
-        to_call=partial(ask_surface, generation, MESSAGES), encode=in_anthropic_shape
-    )
+    ask_messages = partial(ask_surface, generation, MESSAGES)
+    messages = LineEndpoint(to_call=ask_messages, encode=in_anthropic_shape)
     return {**plain, RESPONSES: respond, MESSAGES_PATH: messages}
 
 
@@ -508,6 +507,7 @@ def open_generation(
         cache_salts=cache_salts(resources.secret.current.derive(CACHE_SALT)),
         stalled_reader_s=settings.stalled_reader_s,
         max_resumes=settings.fleet.max_resumes if settings.fleet.resume else 0,
+        drain_timeout_s=settings.fleet.drain_timeout_s,
         hedges=HedgeBudget(settings.fleet.hedge),
         mover=RequestMover(fleet),
         deadlines=settings.deadlines,

@@ -2,7 +2,8 @@
 sees a mark as soon as it is made.
 
 A mark is of an engine's number (`gateway.home.engine_number`), not of its process: one that is
-started again stays marked. What runs at an engine when it is marked goes on there.
+started again stays marked. What runs at an engine when it is marked goes on there for a time
+(`gateway.fleet.moving.engine_stay`).
 
 The file has a double for each number: the Unix seconds since which it is marked; below zero those
 since which it is not any more.

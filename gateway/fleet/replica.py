@@ -292,6 +292,10 @@ class ResumingReplica(Protocol):
         """Tell whether it runs that model, as far as is known: one that was never heard of may."""
         ...
 
+    @property
+    def model_identity(self) -> str | None:
+        """Return what tells its model from others; None: it was never heard of."""
+
 
 @runtime_checkable
 class LocatingReplica(Protocol):

@@ -22,6 +22,7 @@ from billing.pricing.rating import RatedUsage
 from billing.spool.spool import Spool
 from foundation.stages import CURRENT_ATTEMPT
 from gateway.fleet.errors import NoSlot, PromptComputed, ReplicaLost, RequestTakenBack
+from gateway.fleet.moving.engine_stay import EngineStay, HeldRoutes
 from gateway.fleet.replica import (
     EventTaker,
     HeardReplica,
@@ -29,6 +30,7 @@ from gateway.fleet.replica import (
     Replica,
     cell_of,
     is_observed,
+    is_viewed,
 )
 from gateway.generation_events import CacheOutcome, MeteredUsage, ReplicaEvent
 from gateway.inference.cache_notes import note_of
@@ -58,9 +60,9 @@ MAX_REPLAYS = 1
 """How often a generation is tried once more after a step of an engine that failed: the next one
 would fail as well where it is the cause."""
 LOOK_S = 1.0
-"""Between two looks whether the replica is silent."""
+"""Between two looks at the replica."""
 UNHEARD = nullcontext()
-"""Stands for listening to a replica that no other one could go on for."""
+"""Stands for listening to a replica that is no engine of ours."""
 RESUMED = b": resumed\n\n"
 """A comment of an event stream where another replica went on; no event, as clients read it."""
 
@@ -76,7 +78,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lost_its_replica(self) -> bool:
-        return self.handover is not None and not self.handover.is_planned
+        handover = self.handover
+        return handover is not None and not (handover.is_planned or handover.is_drained)
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +100,8 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """Monotonic seconds."""
     is_planned: bool = False
     """No replica was lost: it computed the prompt for another one."""
+    is_drained: bool = False
+    """No replica was lost: it is to be taken away, and was given up after its time."""
     unacknowledged: tuple[tuple[Replica, str], ...] = ()
     """The replicas, with the ids of their attempts, that are to hear when `held` is booked."""
 
@@ -105,7 +110,7 @@ class ReplicaAttempt:
     """A try of an admitted call on one replica. `record`: the attempt as the books know it.
     `handover`: of the attempt that it goes on with; None: it begins. `replays_left`: how often it
     may be tried once more after a step that failed. `elsewhere`: whether another replica could go
-    on with it now."""
+    on with it now. `routes`: those that the generation holds."""
 
     def __init__(
         self,
@@ -117,6 +122,7 @@ class ReplicaAttempt:
         record: Attempt,
         replica: Replica,
         prepared: PreparedRequest,
+        routes: HeldRoutes,
         handover: Handover | None = None,
         replays_left: int = MAX_REPLAYS,
         elsewhere: Callable[[], bool] | None = None,
@@ -125,7 +131,7 @@ class ReplicaAttempt:
         self.delivery, self.allowance = delivery, allowance
         self.record, self.replica, self.prepared = record, replica, prepared
         self.account: Account | Spool = call.account or services.spool
-        self.handover, self.elsewhere = handover, elsewhere
+        self.handover, self.elsewhere, self.routes = handover, elsewhere, routes
         self.replays_left = replays_left
         self.before = NOTHING_USED if handover is None else handover.usage
         self.held = () if handover is None else handover.held
@@ -151,6 +157,8 @@ class ReplicaAttempt:
         self.closing = False
         self.is_overtaken = False
         """Another attempt of the same prompt has said something first."""
+        self.gives_way = False
+        """Its replica is given up, as it is to be taken away."""
         self.has_moved = False
         """Another replica had it before, and gave it back."""
         self.begun: AsyncGenerator[ReplicaEvent, None] | None = None
@@ -253,10 +261,11 @@ class ReplicaAttempt:
             held=held,
             opening=self.opening,
             pauses=self.pauses,
-            resumes_left=self.resumes_left - (not is_planned),
+            resumes_left=self.resumes_left - (not is_planned and not self.gives_way),
             replays_left=self.replays_left - (isinstance(failure, ReplicaLost) and failure.by_step),
             lost_at=time.monotonic(),
             is_planned=is_planned,
+            is_drained=self.gives_way and not is_planned,
             unacknowledged=self.unacknowledged,
         )
         return Outcome(usage=usage, failure=failure, handover=handover)
@@ -353,24 +362,32 @@ class ReplicaAttempt:
         if handover.is_planned:
             self.call.meter.handed_over(gap_s)
         else:
-            self.call.meter.resumed("resumed", gap_s)
+            self.call.meter.resumed("drained" if handover.is_drained else "resumed", gap_s)
         if handover.pauses.move_to(pausing(self.replica, self.record.id)):
             paused = self.replica.set_paused(self.record.id, paused=True)
             self.services.tasks.spawn(paused, name="pause")
 
     def heard(self) -> AbstractContextManager[object]:
-        """Give the replica up while it is silent and another one could go on."""
-        if self.elsewhere is None or not isinstance(self.replica, HeardReplica):
+        """Give the replica up when another one could go on and it is silent, or is to be taken away
+        and has had its time."""
+        replica = self.replica
+        if not is_viewed(replica) or not isinstance(replica, HeardReplica):
             return UNHEARD
-        return self.listening(self.replica, self.elsewhere)
+        services, lane = self.services, self.call.priority.lane
+        stay = EngineStay(services.fleet, self.routes, replica, lane, services.drain_timeout_s)
+        return self.listening(replica, stay)
 
     @contextmanager
-    def listening(self, replica: HeardReplica, elsewhere: Callable[[], bool]) -> Iterator[None]:
-        """Look now and then whether the replica is silent."""
+    def listening(self, replica: HeardReplica, stay: EngineStay) -> Iterator[None]:
+        """Look now and then at the replica."""
         loop = asyncio.get_running_loop()
 
         def look() -> None:
-            if replica.is_silent and self.resumes_left and elsewhere():
+            is_over = stay.look() and self.usage is not None and self.resumes_left
+            if replica.is_silent and self.resumes_left and self.elsewhere and self.elsewhere():
+                replica.leave(self.record.id)
+            elif is_over and self.call.request.embedding is None:
+                self.gives_way = True
                 replica.leave(self.record.id)
             else:
                 timers[0] = loop.call_later(LOOK_S, look)

@@ -27,6 +27,7 @@ from gateway.fleet.errors import (
     ReplicaStepFailed,
     ReplicaUnavailable,
 )
+from gateway.fleet.moving.engine_stay import HeldRoutes
 from gateway.fleet.replica import PreparedRequest, Replica
 from gateway.fleet.router import Route, RoutedRequest, affinity
 from gateway.fleet.routing import explain
@@ -117,13 +118,15 @@ async def generate(services: GenerationServices, call: GenerationCall, delivery:
     fleet, model = services.fleet, call.request.model
     route = fleet.resolve(model, call.principal)
     compared = fleet.compared(model, call.principal, route)
+    work = generate_on(services, call, delivery, route)
+    del route  # what is needed of it `work` holds, for as long as that is
     if compared is None:
-        await generate_on(services, call, delivery, route)
+        await work
         return
     answer = ComparedAnswer(compared, call)
     call.meter.on_event = answer.received
     try:
-        await generate_on(services, call, delivery, route)
+        await work
     except Exception as error:
         answer.end(error, delivery)
         raise
@@ -160,6 +163,8 @@ async def generate_on(
         admission = await reserve(services.limiter, call, prepared, record)
     delivery.admitted(admission.state)
     send_where_routed(call, routed)
+    routes = HeldRoutes(route)
+    del route  # it is held there, for as long as it is needed
     allowance = Allowance(services.limiter, admission, services.tasks, sleep=asyncio.sleep)
     outcome = NOTHING_RAN
     try:
@@ -167,9 +172,9 @@ async def generate_on(
             prepared = replicas[0].bounded(prepared, admission.max_output_tokens)
             call = msgspec.structs.replace(call, request=prepared.request)
         outcome = await attempt_in_order(
-            services, call, delivery, allowance, record, route, routed, prepared
+            services, call, delivery, allowance, record, routes, routed, prepared
         )
-        outcome = await go_on(services, call, delivery, allowance, record, outcome, route.model)
+        outcome = await go_on(services, call, delivery, allowance, record, outcome, routes)
     finally:
         with stages.begin("settle"):
             allowance.end()
@@ -297,7 +302,7 @@ async def attempt_in_order(
     delivery: Delivery,
     allowance: Allowance,
     record: Attempt,
-    route: Route,
+    routes: HeldRoutes,
     routed: RoutedRequest,
     prepared: PreparedRequest,
 ) -> Outcome:
@@ -325,13 +330,14 @@ async def attempt_in_order(
                 record=record,
                 replica=replica,
                 prepared=prepared,
+                routes=routes,
                 replays_left=replays_left,
                 elsewhere=elsewhere(order[position + 1 :], replica),
             )
             if position:
                 outcome = await attempt.run()
             else:
-                attempt, outcome = await run_first(services, route, routed, attempt)
+                attempt, outcome = await run_first(services, routed, attempt)
                 replica, order[1:] = attempt.replica, left_to_ask(order, attempt)
         except ReplicaUnavailable as error:
             outcome = Outcome(failure=error)

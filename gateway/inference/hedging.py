@@ -26,7 +26,7 @@ from gateway.fleet.errors import (
     RequestTakenBack,
 )
 from gateway.fleet.replica import HeardReplica, RepeatableReplica, cell_of, is_viewed
-from gateway.fleet.router import Route, RoutedRequest
+from gateway.fleet.router import RoutedRequest
 from gateway.generation_events import ReplicaEvent
 from gateway.ids import uuid7_text
 from gateway.inference.attempt import Outcome, ReplicaAttempt
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 async def run_hedged(
-    services: GenerationServices, route: Route, routed: RoutedRequest, attempt: ReplicaAttempt
+    services: GenerationServices, routed: RoutedRequest, attempt: ReplicaAttempt
 ) -> tuple[ReplicaAttempt, Outcome]:
     """Run the first attempt of a request, and perhaps a second one beside it until one of both says
     something. Return the attempt that went on, and how it ended."""
@@ -46,7 +46,7 @@ async def run_hedged(
     if late_s is None or len(routed.replicas) < 2 or not services.hedges.share or not is_awaited:
         return attempt, await attempt.run()
     services.hedges.earn()
-    hedge = Hedge(services, route, routed, attempt)
+    hedge = Hedge(services, routed, attempt)
     timer = asyncio.get_running_loop().call_later(late_s, hedge.begin)
     try:
         outcome = await attempt.run()
@@ -61,11 +61,10 @@ class Hedge:
     def __init__(
         self,
         services: GenerationServices,
-        route: Route,
         routed: RoutedRequest,
         attempt: ReplicaAttempt,
     ) -> None:
-        self._services, self._route, self._routed = services, route, routed
+        self._services, self._routed = services, routed
         self._first = attempt
         self._second: SecondTry | None = None
 
@@ -87,6 +86,7 @@ class Hedge:
             record=msgspec.structs.replace(first.record, id=uuid7_text()),
             replica=found.replicas[0],
             prepared=found.for_first(first.prepared),
+            routes=first.routes,
             replays_left=first.replays_left,
             elsewhere=elsewhere(self._routed.replicas, found.replicas[0]),
         )
@@ -97,15 +97,16 @@ class Hedge:
         """Return the request as it would go to another replica at which nothing waits; None: there
         is none, or it is not to be asked twice."""
         first, priority = self._first, self._first.call.priority
+        route = first.routes.route
         replica = first.replica
         if not (isinstance(replica, RepeatableReplica) and replica.may_repeat(first.prepared)):
             return None
         others = [each for each in self._routed.replicas if each is not replica and is_there(each)]
-        if self._route.has_borrowed:  # a first token that is late is no reason to leave a cell
+        if route.has_borrowed:  # a first token that is late is no reason to leave a cell
             others = [each for each in others if cell_of(each) == cell_of(replica)]
         if not others:
             return None
-        found = self._services.fleet.choose(self._route, others, first.prepared, priority)
+        found = self._services.fleet.choose(route, others, first.prepared, priority)
         best = found.replicas[0]
         is_free = is_viewed(best) and best.view.is_free(LANE_RANKS[priority.lane])
         return found if is_free else None

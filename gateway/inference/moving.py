@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.fleet.errors import RequestTakenBack
 from gateway.fleet.replica import is_viewed
-from gateway.fleet.router import Route, RoutedRequest
+from gateway.fleet.router import RoutedRequest
 from gateway.ids import uuid7_text
 from gateway.inference.attempt import Outcome, ReplicaAttempt
 from gateway.inference.hedging import run_hedged
@@ -20,30 +20,34 @@ from gateway.inference.services import GenerationServices
 
 
 async def run_first(
-    services: GenerationServices, route: Route, routed: RoutedRequest, attempt: ReplicaAttempt
+    services: GenerationServices, routed: RoutedRequest, attempt: ReplicaAttempt
 ) -> tuple[ReplicaAttempt, Outcome]:
     """Run an attempt, hedged where that is due, and again elsewhere if it moves. Return the one
     that went on, and how it ended."""
     mover, call = services.mover, attempt.call
     waiting = None
     if mover is not None:
-        waiting = mover.watch(route, routed, attempt.record.id, attempt.prepared, call.priority)
+        route, attempt_id = attempt.routes.route, attempt.record.id
+        waiting = mover.watch(route, routed, attempt_id, attempt.prepared, call.priority)
+        del route  # `attempt` holds what is needed of it
     if mover is None or waiting is None:
-        return await run_hedged(services, route, routed, attempt)
+        return await run_hedged(services, routed, attempt)
     forget_once_begun(mover, waiting, attempt)
     try:
-        attempt, outcome = await run_hedged(services, route, routed, attempt)
+        attempt, outcome = await run_hedged(services, routed, attempt)
     finally:
         mover.forget(waiting)
     request = waiting.key
-    if request.route is None or request.target is None or attempt.record.id != request.attempt_id:
+    if request.target is None or attempt.record.id != request.attempt_id:
         return attempt, outcome  # nobody wants it elsewhere, or it is there by now: it was hedged
-    if not isinstance(outcome.failure, RequestTakenBack):
+    if request.route is None or not isinstance(outcome.failure, RequestTakenBack):
         call.meter.moved("begun")
         return attempt, outcome
     if attempt.delivery.abandoned:
         return attempt, Outcome()
-    return await go_there(services, request.route, request.target, request, attempt)
+    attempt.routes.settle_in(request.route)
+    request.route = None
+    return await go_there(services, request.target, request, attempt)
 
 
 def forget_once_begun(mover: RequestMover, waiting: Waiting, attempt: ReplicaAttempt) -> None:
@@ -53,6 +57,7 @@ def forget_once_begun(mover: RequestMover, waiting: Waiting, attempt: ReplicaAtt
 
     def begun(took_s: float) -> float | None:
         mover.forget(waiting)
+        waiting.key.route = None
         return None if came is None else came(took_s)
 
     meter.on_first_token = begun
@@ -60,7 +65,6 @@ def forget_once_begun(mover: RequestMover, waiting: Waiting, attempt: ReplicaAtt
 
 async def go_there(
     services: GenerationServices,
-    route: Route,
     routed: RoutedRequest,
     request: MovableRequest,
     before: ReplicaAttempt,
@@ -79,10 +83,11 @@ async def go_there(
         record=msgspec.structs.replace(before.record, id=uuid7_text()),
         replica=first,
         prepared=routed.for_first(before.prepared),
+        routes=before.routes,
         replays_left=before.replays_left,
         elsewhere=elsewhere([*routed.replicas, before.replica], first),
     )
     attempt.has_moved = True
-    attempt, outcome = await run_hedged(services, route, routed, attempt)
+    attempt, outcome = await run_hedged(services, routed, attempt)
     call.meter.moved("failed" if attempt.usage is None else "moved")
     return attempt, outcome

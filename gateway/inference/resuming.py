@@ -18,8 +18,9 @@ import msgspec
 from billing.events import Attempt, as_waste
 from billing.pricing.rating import prices_at
 from gateway.fleet.errors import NoSlot, ReplicaStepFailed, ReplicaUnavailable
+from gateway.fleet.moving.engine_stay import HeldRoutes
 from gateway.fleet.replica import HeardReplica, Replica, ResumingReplica, ReturningReplica
-from gateway.fleet.router import Route, affinity
+from gateway.fleet.router import affinity
 from gateway.ids import uuid7_text
 from gateway.inference.attempt import (
     Handover,
@@ -90,13 +91,14 @@ async def go_on(
     allowance: Allowance,
     record: Attempt,
     outcome: Outcome,
-    served_by: str,
+    routes: HeldRoutes,
 ) -> Outcome:
-    """Go on for as long as attempts hand over, and return how the last one ended. `served_by`: the
-    model that serves it, which is a version of the one it asks for."""
+    """Go on for as long as attempts hand over, and return how the last one ended. `routes`:
+    those that the generation holds. They are of the model that serves it, a version of the one that
+    it asks for."""
     while outcome.handover is not None:
         resumption = Resumption(
-            services, call, delivery, allowance, record, outcome.handover, served_by
+            services, call, delivery, allowance, record, outcome.handover, routes
         )
         outcome = await resumption.run(outcome.failure)
     return outcome
@@ -104,7 +106,7 @@ async def go_on(
 
 class Resumption:
     """The next attempt of a generation whose replica was lost. `record`: of any attempt before.
-    `served_by`: the model that served it until now."""
+    `routes`: those that it holds, the last of which served it until now."""
 
     def __init__(
         self,
@@ -114,10 +116,10 @@ class Resumption:
         allowance: Allowance,
         record: Attempt,
         handover: Handover,
-        served_by: str,
+        routes: HeldRoutes,
     ) -> None:
         self._services, self._call, self._delivery = services, call, delivery
-        self._served_by = served_by
+        self._routes = routes
         self._allowance, self._handover = allowance, handover
         self._replays_left = handover.replays_left
         self._is_counted = False
@@ -129,11 +131,11 @@ class Resumption:
         what its client hears if none does."""
         until, rest_s = time.monotonic() + self._longest_s, REST_S
         while not self._delivery.abandoned:
-            route, able = self._able()
-            if route is None or not able:
+            able = self._able()
+            if not able:
                 log.warning("%s: nobody runs its model any more", self._call.request_id)
                 break
-            outcome, may_again = await self._ask_all(route, able)
+            outcome, may_again = await self._ask_all(able)
             if outcome is not None:
                 return outcome
             left_s = until - time.monotonic()
@@ -150,29 +152,31 @@ class Resumption:
             return MAX_RETURN_S
         return min(MAX_RETURN_S, self._call.begun_at + given_s - time.monotonic())
 
-    def _able(self) -> tuple[Route | None, Sequence[Replica]]:
-        """Return the route as it is now, and its replicas, the best first, that run what has begun
-        this: by other settings another model may have its name. None: the name is served no
-        more."""
+    def _able(self) -> Sequence[Replica]:
+        """Hold the route as it is now, and return its replicas, the best first, that run what has
+        begun this: by other settings another model may have its name. None, if the name is served
+        no more."""
         fleet, call, rest = self._services.fleet, self._call, self._handover.rest
         try:
             route = fleet.resolve(call.request.model, call.principal)
         except UnknownModel:
-            return None, ()
-        if route.model != self._served_by:  # its caller gets another version by now
-            kept = fleet.route_of(self._served_by)
+            return ()
+        served_by = self._routes.route.model
+        if route.model != served_by:  # its caller gets another version by now
+            kept = fleet.route_of(served_by)
             if kept is None:
-                return None, ()
+                return ()
             route = kept
         ordered = fleet.order(route, affinity(call.request, call.principal))
         able = [each for each in ordered if isinstance(each, ResumingReplica)]
-        return route, [each for each in able if each.may_go_on(rest)]
+        self._routes.move_to(route)
+        return [each for each in able if each.may_go_on(rest)]
 
-    async def _ask_all(self, route: Route, able: Sequence[Replica]) -> tuple[Outcome | None, bool]:
+    async def _ask_all(self, able: Sequence[Replica]) -> tuple[Outcome | None, bool]:
         """Return how it went on, and otherwise whether asking again may help. Those that an engine
         took along count each other: they spread over the replicas that are left."""
         fleet, call, rest = self._services.fleet, self._call, self._handover.rest
-        routed = fleet.choose(route, able, rest, call.priority)
+        routed = fleet.choose(self._routes.route, able, rest, call.priority)
         if not self._is_counted and is_there(routed.replicas[0]):
             self._is_counted = True  # once, however often they are asked
             routed.send()
@@ -189,6 +193,7 @@ class Resumption:
                 record=msgspec.structs.replace(self._record, id=uuid7_text()),
                 replica=replica,
                 prepared=routed.for_first(rest),
+                routes=self._routes,
                 handover=self._handover,
                 replays_left=self._replays_left,
                 elsewhere=elsewhere(able, replica),

@@ -70,6 +70,9 @@ class GenerationServices(msgspec.Struct, kw_only=True):
     stalled_reader_s: float
     max_resumes: int = 3
     """How often a generation goes on whose replica was lost amid it."""
+    drain_timeout_s: float = 600.0
+    """How long a generation stays at an engine that is to be taken away, while another one of its
+    model serves."""
     hedges: HedgeBudget = msgspec.field(default_factory=lambda: HedgeBudget(0.0))
     """How many requests may be asked of a second replica while their first token is late."""
     mover: RequestMover | None = None

@@ -156,6 +156,9 @@ class FleetConfig(Strict, frozen=True, kw_only=True):
     error."""
     max_resumes: Annotated[int, Meta(ge=1, le=100)] = 3
     """How often one generation may."""
+    drain_timeout_s: Annotated[float, Meta(ge=0, le=86_400)] = 600.0
+    """A generation at an engine that is drained, or that other settings or the planner take away,
+    goes on with another one of its model after that, if one serves."""
     hedge: Annotated[float, Meta(ge=0, le=0.2)] = 0.02
     """A request whose first token is late beside what was predicted is asked of another replica, if
     one is free, and the first to say something goes on. At most this share of requests; 0: none."""

@@ -157,7 +157,7 @@ INDEX_GAUGES = (
 """The index of what engines have cached, which all workers read."""
 
 
-ResumeOutcome = Literal["resumed", "exhausted", "no_replica", "left"]
+ResumeOutcome = Literal["resumed", "drained", "exhausted", "no_replica", "left"]
 GAP_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -166,10 +166,12 @@ class ResumeMetrics:
         self.count = group.counter(
             "resumes",
             "Generations whose engine was lost amid them: resumed by another one, or by the same "
-            "one when it was back; exhausted: lost too often; no_replica: none was there in time; "
-            "left: the client was gone by then.",
+            "one when it was back; drained: it was to be taken away, and another one went on; "
+            "exhausted: lost too often; no_replica: none was there in time; left: the client was "
+            "gone by then.",
             *("model", "outcome"),
-            do="Each is an engine that died or hung: see its log. no_replica: `replicas = 2`.",
+            do="Each but `drained` is an engine that died or hung: see its log. no_replica: "
+            "`replicas = 2`.",
         )
         self.gap = group.histogram(
             "resume_gap_seconds",

@@ -189,6 +189,7 @@ def incomplete(replicas: Iterable[Mapping[str, Any]]) -> list[str]:
 async def drain(gateway: Gateway, replica: str) -> None:
     """Send nothing new to a replica; it ends what it runs.
 
+    What lasts longer than `[fleet] drain_timeout_s` goes on at another one of its model.
     So it stays, also when its engine is started again, until `undrain` or the next `tollgate up`.
     It is of the home whose gateway answers. The last one that takes requests is not drained.
     """

@@ -224,7 +224,7 @@ class EngineReplica:
         return self._client.is_silent
 
     @property
-    def _identity(self) -> str | None:
+    def model_identity(self) -> str | None:
         """Return what tells its model from others; None: its engine was never heard of."""
         try:
             return self._client.status.identities.get(self._adapter, "")
@@ -235,7 +235,7 @@ class EngineReplica:
         job = rest.payload
         if not isinstance(job, EngineJob):
             return False
-        return job.begun_by is None or self._identity in (None, job.begun_by)
+        return job.begun_by is None or self.model_identity in (None, job.begun_by)
 
     def may_repeat(self, prepared: PreparedRequest) -> bool:
         job = prepared.payload
@@ -368,7 +368,7 @@ class EngineReplica:
         generation = job.reader() if job.reader is not None else self._reader(prepared.request, job)
         if not self.may_go_on(prepared):
             raise ReplicaUnavailable(f"{self.name}: it runs another model now")
-        identity = self._identity or ""
+        identity = self.model_identity or ""
         asked = self._to_asked(prepared, attempt_id, cache_salt, priority)
         transcript = Transcript(asked)
         begun, had_it = False, self._client.connected

@@ -1,1 +1,1 @@
-"""Moves requests that wait at one engine, and of which nothing has run, to another one."""
+"""Moves requests to another engine of their model, off one that is late or to be taken away."""
