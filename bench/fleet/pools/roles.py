@@ -80,11 +80,12 @@ def load_of(fates: Sequence[RequestFate], setup: FleetSetup) -> PoolLoad:
     asked = [each.asked for each in fates]
     answers = sum(each.output_length for each in asked)
     context = sum(e.output_length * (e.input_length + e.output_length / 2) for e in asked) / answers
-    rate = len(asked) / asked[-1].arrival_s
+    span_s = max(1.0, asked[-1].arrival_s)
+    rate = len(asked) / span_s
     tokens = fmean(each.input_length for each in asked)
     return PoolLoad(
         prompts_s=rate * fmean(seconds),
-        decodes_s=answers / asked[-1].arrival_s * (cost.decode_s + cost.context_token_s * context),
+        decodes_s=answers / span_s * (cost.decode_s + cost.context_token_s * context),
         mean_prompt_s=fmean(seconds),
         residual_s=sum(each * each for each in seconds) / (2 * sum(seconds)),
         step_s=cost.step_s,
