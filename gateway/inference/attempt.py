@@ -157,6 +157,7 @@ class ReplicaAttempt:
         self.closing = False
         self.is_overtaken = False
         """Another attempt of the same prompt has said something first."""
+        self.next_look: asyncio.TimerHandle | None = None
         self.gives_way = False
         """Its replica is given up, as it is to be taken away."""
         self.has_moved = False
@@ -380,23 +381,27 @@ class ReplicaAttempt:
     @contextmanager
     def listening(self, replica: HeardReplica, stay: EngineStay) -> Iterator[None]:
         """Look now and then at the replica."""
-        loop = asyncio.get_running_loop()
-
-        def look() -> None:
-            is_over = stay.look() and self.usage is not None and self.resumes_left
-            if replica.is_silent and self.resumes_left and self.elsewhere and self.elsewhere():
-                replica.leave(self.record.id)
-            elif is_over and self.call.request.embedding is None:
-                self.gives_way = True
-                replica.leave(self.record.id)
-            else:
-                timers[0] = loop.call_later(LOOK_S, look)
-
-        timers = [loop.call_later(LOOK_S, look)]
+        self.look_later(replica, stay)
         try:
             yield
         finally:
-            timers[0].cancel()
+            if self.next_look is not None:
+                self.next_look.cancel()
+            self.next_look = None  # it leads back here
+
+    def look_later(self, replica: HeardReplica, stay: EngineStay) -> None:
+        loop = asyncio.get_running_loop()
+        self.next_look = loop.call_later(LOOK_S, self.look, replica, stay)
+
+    def look(self, replica: HeardReplica, stay: EngineStay) -> None:
+        is_over = stay.look() and self.usage is not None and self.resumes_left
+        if replica.is_silent and self.resumes_left and self.elsewhere and self.elsewhere():
+            replica.leave(self.record.id)
+        elif is_over and self.call.request.embedding is None:
+            self.gives_way = True
+            replica.leave(self.record.id)
+        else:
+            self.look_later(replica, stay)
 
     def opened(self, chunk: bytes) -> bytes:
         """Return the chunk with what comes before the first of them."""

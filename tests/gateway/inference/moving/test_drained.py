@@ -4,6 +4,7 @@ same text, each token on one bill."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +142,28 @@ async def test_an_engine_that_dies_after_it_took_one_over_loses_nothing(
     bills = of_kind(await billed(office), "usage")
     assert len(bills) == 3 and sum(each.quantities.output for each in bills) == LENGTH
     assert (resumes(office, "drained"), resumes(office, "resumed")) == (1, 1)
+
+
+async def test_what_has_ended_holds_no_route_until_the_collector_comes(
+    open_office: OpenOffice, engine: Callable[..., SteppedEngine], whole: bytes
+) -> None:
+    """An engine that is dropped ends when nobody holds its route."""
+    first = engine(steps=4)
+    office = open_office(first)
+    reading = await begun(office, first)
+    (route,) = office.services.fleet.routes
+    before = weakref.ref(route)
+    office.services.fleet.replace([])
+    del route
+    gc.disable()
+    try:
+        assert before() is not None
+        first.allow(10_000)
+        assert await reading == whole
+        await office.settled()
+        await until(lambda: before() is None)
+    finally:
+        gc.enable()
 
 
 async def test_where_nothing_is_resumed_nothing_moves(
