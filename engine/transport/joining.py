@@ -136,7 +136,7 @@ class JoinedEntrance:
         Raises: ConfigError, if it never will; nothing if it cannot be reached now."""
         try:
             writer, _ = await self._introduce(is_ready=False)
-            writer.close()
+            writer.transport.abort()
         except JoinRefusal as refusal:
             if refusal.is_final:
                 raise ConfigError(refusal.message) from None
@@ -152,7 +152,7 @@ class JoinedEntrance:
         while True:
             try:
                 writer, _ = await self._introduce(is_ready=False, wants_files=True)
-                writer.close()
+                writer.transport.abort()
                 return self._offer
             except JoinRefusal as refusal:
                 if refusal.is_final:
@@ -242,7 +242,9 @@ class JoinedEntrance:
     async def _introduce(
         self, *, is_ready: bool, wants_files: bool = False
     ) -> tuple[asyncio.StreamWriter, FrameReader[FromHome]]:
-        """Return the connection on which the home has admitted this engine by its certificate."""
+        """Return the connection on which the home has admitted this engine by its certificate.
+        Others are aborted once they have their answer: a close over TLS waits up to 30 s for the
+        other side's, and would outlive its engine."""
         while True:
             by_certificate, wants = self._identity.is_admitted, self._identity.wants_certificate
             token = None if by_certificate else self._identity.token
@@ -270,7 +272,7 @@ class JoinedEntrance:
                 self._was_admitted, self._replica = True, answer.replica or self._replica
                 self._offer = answer.offer
                 return writer, frames
-            writer.close()
+            writer.transport.abort()
 
     async def _answer(self, frames: FrameReader[FromHome]) -> Admission:
         """Raises: JoinRefusal, OSError, EngineError."""
