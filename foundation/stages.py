@@ -35,6 +35,8 @@ chosen among several. `admit`: the limits
 are asked. `attempt`: one try on one replica; `queue`, `prefill` and `decode` are parts of it.
 `tool_call`, `mcp_request`: an MCP server is asked. `mcp_message`: what a client of the MCP bridge
 asks is answered. `settle`: the limits hear what was used."""
+SPAN_IDS = random.Random()
+"""A generator of its own: it neither follows nor disturbs a seed of the global one."""
 MAX_STAGES = 256
 """How many are kept of one request; a loop of tools has some for each round and each call."""
 
@@ -113,7 +115,7 @@ class Stages(list[Stage]):
 
 def new_span_id() -> int:
     """Draw an id of 64 bits; zero is none."""
-    return random.getrandbits(64) or 1
+    return SPAN_IDS.getrandbits(64) or 1
 
 
 CURRENT_ATTEMPT: ContextVar[Stage | None] = ContextVar("current_attempt", default=None)

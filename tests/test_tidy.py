@@ -128,6 +128,22 @@ def test_nobody_but_settings_reads_the_environment() -> None:
     assert found == []
 
 
+def test_nobody_draws_from_the_global_generator() -> None:
+    """Hypothesis seeds it, and blames a test whose strategy it is used beside, by another thread:
+    once in many runs. Who draws has a `random.Random` of its own."""
+    guilty = [
+        f"{relative(path)}:{node.lineno}"
+        for path in python_files()
+        if path.relative_to(ROOT).parts[0] in ROOMS
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "random"
+        and node.attr not in ("Random", "SystemRandom")
+    ]
+    assert guilty == []
+
+
 def test_no_room_without_a_name() -> None:
     bad = ("utils", "common", "helpers", "manager", "misc")
     assert [relative(p) for p in python_files() if p.stem in bad or p.parent.name in bad] == []

@@ -55,6 +55,8 @@ from engine.transport.pending_acks import Offers
 
 log = logging.getLogger(__name__)
 
+JITTER = random.Random()
+"""A generator of its own: it neither follows nor disturbs a seed of the global one."""
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 2.0
 CONNECT_TIMEOUT_S = 5.0
@@ -380,7 +382,7 @@ class EngineClient:
                 log.exception("the connection to %s failed", self._address)
                 self._disconnect(f"the connection failed: {error!r}")
             # Jitter: the gateways of a restarted engine do not all come back at once.
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            await asyncio.sleep(backoff_s * JITTER.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _attend(self) -> bool:

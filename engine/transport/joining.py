@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 
 DIAL_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 30.0
+JITTER = random.Random()
+"""A generator of its own: it neither follows nor disturbs a seed of the global one."""
 BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 5.0
 MAX_SENDING = 8
@@ -165,7 +167,7 @@ class JoinedEntrance:
                 told = why
             if not waits:
                 return None
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            await asyncio.sleep(backoff_s * JITTER.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     def identify(self, engine: EngineIdentity, folders: Mapping[str, Path]) -> None:
@@ -212,7 +214,7 @@ class JoinedEntrance:
                 log.warning("not joined: %s", why)
                 told = why
             # Jitter: the engines of a restarted home do not all come back at once.
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            await asyncio.sleep(backoff_s * JITTER.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _attend(self) -> None:

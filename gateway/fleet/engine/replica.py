@@ -1,8 +1,7 @@
 """Makes one of our own engines a `Replica`: text in, exact token ids over the socket, text and
 exact usage out.
 
-Knows no tenant, no price and no wire format. Stop strings are found here: the engine knows ids
-only.
+Knows no tenant, no price and no wire format. Stop strings are found here: engines know ids.
 """
 
 from __future__ import annotations
@@ -104,8 +103,9 @@ RESTART_S = 1.0
 """The `Retry-After` for an engine that is down: its supervisor is restarting it."""
 
 CHARS_PER_MESSAGE = 128
-"""The tokenizing cost of a message beyond its text, in characters: the template's work and its
-delimiters take some 50 microseconds."""
+"""The cost of a message beyond its text, in characters: its template takes 50 microseconds."""
+
+SEEDS = random.Random()
 
 CHAT_NAMES = {"prompt_token_ids": "messages", "logprobs": "top_logprobs"}
 """The engine's fields that a client knows under another name."""
@@ -427,7 +427,7 @@ class EngineReplica:
         request: EngineRequest = prepared.payload.request
         context, drawn_seed = LOG_CONTEXT.get(), request.drawn_seed
         if drawn_seed is None and request.sampling.seed is None and not request.embed:
-            drawn_seed = random.getrandbits(64)
+            drawn_seed = SEEDS.getrandbits(64)
         return msgspec.structs.replace(
             request,
             request_id=attempt_id,

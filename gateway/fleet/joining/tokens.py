@@ -80,7 +80,7 @@ class JoinTokens:
         if model not in (names := self.joinable()):
             may = f"engines may join {', '.join(sorted(names)) or 'no model'}"
             if self._served is not None and model not in self._served():
-                raise NotJoinable(f"no model {model!r} is served here; {may}")
+                raise NotJoinable(f"no model of this name is served here; {may}")
             raise NotJoinable(f"the settings of {model} name no `joined` engines; {may}")
         return self._draw(model, "", uses, expires_in_s)
 

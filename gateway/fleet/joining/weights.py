@@ -43,6 +43,8 @@ from gateway.fleet.joining.admission import JoinableModel
 
 log = logging.getLogger(__name__)
 
+ORDER = random.Random()
+"""A generator of its own: it neither follows nor disturbs a seed of the global one."""
 MAX_CONNECTIONS = 256
 """The connections of all engines that fetch."""
 MAX_OF_ONE = 4
@@ -175,7 +177,7 @@ class WeightsServer:
             await send_range(writer, own, asked, self._rate.take)
             return
         having = [each for each in holders if has_file(each, asked.sha256)]
-        for holder in random.sample(having, len(having)):
+        for holder in ORDER.sample(having, len(having)):
             if await self._pass_on(holder, asked, writer):
                 return
         if having:

@@ -341,7 +341,9 @@ def test_a_token_for_a_model_that_nobody_may_join(folder: Path) -> None:
     ):
         tokens.draw("quill", uses=1, expires_in_s=60)
     tokens = JoinTokens(folder, lambda: (), served=lambda: ("penny",))
-    with pytest.raises(NotJoinable, match="no model 'quill' is served here; engines may join no m"):
+    with pytest.raises(
+        NotJoinable, match="no model of this name is served here; engines may join no m"
+    ):
         tokens.draw("quill", uses=1, expires_in_s=60)
     assert tokens.all() == []
 
