@@ -150,9 +150,9 @@ def test_settings_have_their_places_and_no_secret(
     tab = visit("little", "owner", "/console/settings")
     rows = tab.get_by_role("region", name="Settings").locator("tbody tr")
     assert any("tollgate.toml:" in each for each in rows.all_inner_texts())
-    tab.get_by_label("Find a setting").fill("drain_timeout")
+    tab.get_by_label("Find a setting").fill("join_bytes_per_s")
     tab.get_by_label("Find a setting").press("Enter")
-    tab.wait_for_url("**q=drain_timeout*")
+    tab.wait_for_url("**q=join_bytes_per_s*")
     assert rows.count() == 1 and rows.inner_text().split()[-1] == "default"
     tab.get_by_label("Find a setting").fill("upstream")
     tab.get_by_label("Find a setting").press("Enter")
