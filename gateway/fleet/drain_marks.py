@@ -11,11 +11,11 @@ since which it is not any more.
 
 from __future__ import annotations
 
-import mmap
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from gateway.fleet.shared_sums import map_file
 
 MAX_ENGINES = 4096
 """The bound on numbers."""
@@ -43,13 +43,7 @@ class DrainMarks:
     none. `clock`: Unix seconds."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(file, 0, NUM_BYTES)
-            self._map = mmap.mmap(file, NUM_BYTES)
-        finally:
-            os.close(file)
+        self._map = map_file(path, NUM_BYTES)
         self._changed_at = memoryview(self._map).cast("d")
         self._clock = clock
 

@@ -44,7 +44,7 @@ class SharedSums(Generic[Column]):
             if adds:
                 self._slots = SharedSlots(path.with_suffix(".rows"), ROWS, share=ROWS)
                 row = self._slots.take()
-            self._map = _map_file(path, num_bytes)
+            self._map = map_file(path, num_bytes)
         if row is None:
             log.warning("%s: more than %d workers; this one counts by itself", path, ROWS)
             self._map, row = mmap.mmap(-1, num_bytes), 0
@@ -83,7 +83,9 @@ class SharedSums(Generic[Column]):
             self._slots.close()
 
 
-def _map_file(path: Path, num_bytes: int) -> mmap.mmap:
+def map_file(path: Path, num_bytes: int) -> mmap.mmap:
+    """Map a file that processes of a home share; it is made, with zeros, where there is none.
+    Raises: OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -6,13 +6,12 @@ The file has a double for each number of an engine: the seconds of a round trip.
 
 from __future__ import annotations
 
-import mmap
-import os
 import socket
 import struct
 from pathlib import Path
 
 from gateway.fleet.drain_marks import MAX_ENGINES
+from gateway.fleet.shared_sums import map_file
 
 NUM_BYTES = 8 * MAX_ENGINES
 _MIN_RTT = struct.Struct("@148xI")
@@ -26,13 +25,7 @@ class RoundTrips:
 
     def __init__(self, path: Path) -> None:
         """Raises: OSError."""
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(file, 0, NUM_BYTES)
-            self._map = mmap.mmap(file, NUM_BYTES)
-        finally:
-            os.close(file)
+        self._map = map_file(path, NUM_BYTES)
         self._seconds = memoryview(self._map).cast("d")
 
     def note(self, number: int, seconds: float) -> None:
